@@ -1,0 +1,205 @@
+// The mixture of experts in decode as two launches (D4): routing, gate|up and gated activation; down, weights, sum and
+// residual. The shared expert is one more slot of both. One activation row; geometry: team_gemv.h, grid.y below.
+#include "common.h"
+#include "lanes.h"
+#include "team_gemv.h"
+
+constant constexpr uint kGateUpThreads = 64;     // hidden sizes: 2048 in one step
+constant constexpr uint kDownThreads = 160;      // all slots' inputs in a row: 9 x 512 in one step
+constant constexpr uint kLogitsPerLane = 16;     // up to 512 experts
+constant constexpr uint kNoExpert = 0xffffffffu;
+
+// A float's order as an unsigned integer; 0 is below every value, NaN included.
+METAL_FUNC uint order_key(float value) {
+  const uint bits = as_type<uint>(value);
+  return max(bits & 0x80000000u ? ~bits : bits | 0x80000000u, 1u);
+}
+METAL_FUNC float value_of_key(uint key) { return as_type<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
+struct Choice {
+  uint expert;
+  float weight;      // of the softmax; 0 unless asked for
+};
+
+// A lane's largest key and its expert: lane + 32 i, the lowest among equals.
+struct LaneBest {
+  uint key, expert;
+};
+METAL_FUNC LaneBest lane_best(thread const uint* key, uint lane) {
+  LaneBest best{0, kNoExpert};
+  for (uint i = 0; i < kLogitsPerLane; i++)
+    if (key[i] > best.key) best = LaneBest{key[i], lane + 32 * i};
+  return best;
+}
+
+// The expert of one slot, by one simdgroup: the maximum is taken out of the logits slot + 1 times, lowest id first among
+// equals. Only the weight needs all top_k rounds. Same rules as router_topk.
+METAL_FUNC Choice choose_expert(device const float* logits, constant MoeGateUpArgs& args, uint slot, bool weigh, uint lane) {
+  if (slot >= args.top_k) return Choice{args.experts + slot - args.top_k, sigmoid(logits[args.experts])};
+  uint key[kLogitsPerLane];                      // of expert lane + 32 i; 0 once taken
+  for (uint i = 0; i < kLogitsPerLane; i++) {
+    const uint expert = lane + 32 * i;
+    key[i] = expert < args.experts ? order_key(logits[expert]) : 0;
+  }
+  LaneBest best = lane_best(key, lane);
+  Choice choice{0, 0.0f};
+  float top = 0.0f, mine = 0.0f, total = 0.0f;
+  const uint rounds = weigh && args.normalise ? args.top_k : slot + 1;
+  for (uint round = 0; round < rounds; round++) {
+    const uint winner_key = simd_max(best.key);
+    const uint winner = simd_min(best.key == winner_key ? best.expert : kNoExpert);
+    if (winner == best.expert) {                 // its lane looks for the next one
+      for (uint i = 0; i < kLogitsPerLane; i++)
+        if (lane + 32 * i == winner) key[i] = 0;
+      best = lane_best(key, lane);
+    }
+    const float value = value_of_key(winner_key);
+    if (round == 0) top = value;
+    if (round == slot) { choice.expert = winner; mine = value; }
+    if (weigh) total += precise::exp(value - top);
+  }
+  if (!weigh) return choice;
+  if (!args.normalise) {
+    total = 0.0f;
+    for (uint expert = lane; expert < args.experts; expert += 32) total += precise::exp(logits[expert] - top);
+    total = simd_sum(total);
+  }
+  choice.weight = precise::exp(mine - top) / total;
+  return choice;
+}
+
+template <typename Matrix>
+struct GateUpJob {
+  Matrix matrix;
+  device const bfloat* h;
+  device const float* weight;
+  device bfloat* act;
+  uint first, width;       // of this expert: its first gate row; up rows follow after `width`
+  float eps, inputs;
+  bool normed;
+  uint blocks;
+  float square;
+
+  METAL_FUNC ActivationBlock load(uint block, bool active) {
+    if (!normed) return load_activations(h + block * kBlock);
+    float own = 0.0f;
+    const ActivationBlock x = load_normed(h + block * kBlock, weight + block * kBlock, own);
+    if (active) square += own;
+    return x;
+  }
+  METAL_FUNC void accumulate(uint output, uint which, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    matrix.accumulate(first + which * width + output, block, x, sum, rest);
+  }
+  METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float* squares, uint lanes) const {
+    const float scale = normed ? precise::rsqrt(sum_parts(squares, lanes) / inputs + eps) : 1.0f;
+    act[output] = bfloat(silu(sums[0] * scale) * (sums[1] * scale));
+  }
+};
+
+// After the router's GEMV: act[slot] = silu(gate x) * (up x) of the slot's expert. grid = (., slots). With topk every threadgroup
+// finds its expert in the logits itself, which costs less than a stage of its own, and the first of each slot leaves id and
+// weight for moe_down_add. A gate row and its up row meet in one thread, so the activation needs no exchange.
+template <int BITS, int GROUP>
+[[kernel, max_total_threads_per_threadgroup(kGateUpThreads)]] void moe_gate_up(
+    device const uint4* w [[buffer(0)]],               // [matrices, 2 width, k]
+    device const bfloat* scales [[buffer(1)]],
+    device const bfloat* biases [[buffer(2)]],
+    device const bfloat* h [[buffer(3)]],              // [k]
+    device bfloat* act [[buffer(4)]],                  // [slots, width]
+    constant MoeGateUpArgs& args [[buffer(5)]],
+    device const float* weight [[buffer(6)]],          // [k], of the norm; read when normed
+    device const float* logits [[buffer(7)]],          // [experts], then the shared expert's gate; read when topk
+    device uint* expert_ids [[buffer(8)]],             // [slots], written when topk, else read
+    device float* expert_weights [[buffer(9)]],        // [slots], written when topk
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_id [[thread_index_in_threadgroup]],
+    uint3 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[team_scratch(kGateUpThreads)];
+  threadgroup uint chosen;
+  const uint slot = group.y;
+  uint expert;
+  if (args.topk) {
+    if (thread_id < 32) {
+      const Choice choice = choose_expert(logits, args, slot, group.x == 0, thread_id);
+      if (thread_id == 0) {
+        chosen = choice.expert;
+        if (group.x == 0) {
+          expert_ids[slot] = choice.expert;
+          expert_weights[slot] = choice.weight;
+        }
+      }
+    }
+    team_barrier(threads.x);
+    expert = chosen;
+  } else {
+    expert = expert_ids[slot];
+  }
+  if (expert >= args.matrices) return;                 // an expert kept elsewhere, in another format
+  const uint blocks = args.k / kBlock;
+  GateUpJob<QuantMatrix<BITS, GROUP>> job{{w, scales, biases, blocks}, h, weight, act + slot * args.width,
+                                          expert * 2 * args.width, args.width, args.eps, float(args.k), args.normed != 0, blocks, 0.0f};
+  team_gemv<2>(job, args.width, scratch, group.x, groups.x, thread_id, threads.x);
+}
+
+template <typename Matrix>
+struct DownJob {
+  Matrix matrix;                       // its blocks: of one slot
+  device const bfloat* act;
+  device bfloat* h;
+  device const uint* expert_ids;
+  device const float* expert_weights;
+  uint n, matrices;
+  uint blocks;                         // of all slots
+  float square;
+
+  METAL_FUNC ActivationBlock load(uint block, bool) const {
+    ActivationBlock x = load_activations(act + block * kBlock);
+    const float weight = expert_weights[block / matrix.blocks];
+    for (uint i = 0; i < kBlock; i++) x.value[i] *= weight;
+    x.sum *= weight;
+    return x;
+  }
+  METAL_FUNC void accumulate(uint output, uint, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    const uint expert = expert_ids[block / matrix.blocks];
+    if (expert < matrices) matrix.accumulate(expert * n + output, block % matrix.blocks, x, sum, rest);
+  }
+  METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float*, uint) const {
+    h[output] = bfloat(float(h[output]) + sums[0]);
+  }
+};
+
+// End of the layer: h += sum over slots of weight * (down act), one row of length slots * k whose pieces lie in different experts:
+// each output is finished by one thread, so weights, sum and residual need no further launch.
+template <int BITS, int GROUP>
+[[kernel, max_total_threads_per_threadgroup(kDownThreads)]] void moe_down_add(
+    device const uint4* w [[buffer(0)]],               // [matrices, n, k]
+    device const bfloat* scales [[buffer(1)]],
+    device const bfloat* biases [[buffer(2)]],
+    device const bfloat* act [[buffer(3)]],            // [slots, k]
+    device bfloat* h [[buffer(4)]],                    // [n], h += ...
+    constant MoeDownArgs& args [[buffer(5)]],
+    device const uint* expert_ids [[buffer(6)]],       // [slots]
+    device const float* expert_weights [[buffer(7)]],  // [slots]
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_id [[thread_index_in_threadgroup]],
+    uint3 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[team_scratch(kDownThreads)];
+  const uint blocks = args.k / kBlock;
+  DownJob<QuantMatrix<BITS, GROUP>> job{{w, scales, biases, blocks}, act, h, expert_ids, expert_weights, args.n, args.matrices, args.slots * blocks, 0.0f};
+  team_gemv<1>(job, args.n, scratch, group.x, groups.x, thread_id, threads.x);
+}
+
+#define INSTANTIATE(name, kernel_function, ...) \
+  template [[host_name(name)]] [[kernel]] decltype(kernel_function<__VA_ARGS__>) kernel_function<__VA_ARGS__>;
+#define INSTANTIATE_QUANT(bits, group)                                       \
+  INSTANTIATE("moe_gate_up_b" #bits "_g" #group, moe_gate_up, bits, group)   \
+  INSTANTIATE("moe_down_add_b" #bits "_g" #group, moe_down_add, bits, group)
+
+INSTANTIATE_QUANT(4, 32)
+INSTANTIATE_QUANT(4, 64)
+INSTANTIATE_QUANT(4, 128)
+INSTANTIATE_QUANT(8, 32)
+INSTANTIATE_QUANT(8, 64)
+INSTANTIATE_QUANT(8, 128)

@@ -1,0 +1,99 @@
+// Weight matrices as kernels read them: affine 4/8-bit rows that stay packed until used, and plain bf16 rows.
+// Everything works in blocks of 32 weights of one row: one lane's step of a GEMV and one thread's share of a
+// GEMM tile. A block is one (4-bit) or two (8-bit) 16-byte loads, always inside one quantisation group.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+
+constant constexpr uint kBlock = 32;   // weights per block; every row length is a multiple of it
+
+// 32 activations held in registers and used for several rows; their sum carries the bias term
+// (sum of (scale q + bias) x = scale (sum of q x) + bias (sum of x)).
+struct ActivationBlock {
+  float value[kBlock];
+  float sum;
+};
+
+METAL_FUNC ActivationBlock load_activations(device const bfloat* x) {
+  ActivationBlock block;
+  for (uint i = 0; i < kBlock; i++) block.value[i] = float(x[i]);
+  // Sums go pairwise over halves: independent chains for a GPU, whole vectors for a CPU.
+  float half_sum[16];
+  for (uint i = 0; i < 16; i++) half_sum[i] = block.value[i] + block.value[i + 16];
+  for (uint i = 0; i < 8; i++) half_sum[i] += half_sum[i + 8];
+  for (uint i = 0; i < 4; i++) half_sum[i] += half_sum[i + 4];
+  block.sum = (half_sum[0] + half_sum[1]) + (half_sum[2] + half_sum[3]);
+  return block;
+}
+
+// Products are summed in kPartials chains, which the end of a row adds up: independent for a GPU, one vector for a CPU.
+constant constexpr uint kPartials = 8;
+
+METAL_FUNC void dot_block(thread const float* w, thread const ActivationBlock& x, thread float* part) {
+  for (uint i = 0; i < kPartials; i++) part[i] = w[i] * x.value[i];
+  for (uint step = kPartials; step < kBlock; step += kPartials)
+    for (uint i = 0; i < kPartials; i++) part[i] = fma(w[step + i], x.value[step + i], part[i]);
+}
+
+// Rows of `blocks` blocks. Packing: value j of a row sits in word j / (32 / BITS), lowest bits first.
+template <int BITS, int GROUP>
+struct QuantMatrix {
+  device const uint4* words;
+  device const bfloat* scales;
+  device const bfloat* biases;
+  uint blocks;                                     // per row
+
+  // The integers of block `block` of row `row`, as floats.
+  METAL_FUNC void unpack(uint row, uint block, thread float* q) const {
+    constexpr uint kPerWord = 32 / BITS, kLoads = BITS / 4, kMask = (1u << BITS) - 1;
+    device const uint4* source = words + (row * blocks + block) * kLoads;
+    for (uint load = 0; load < kLoads; load++) {
+      const uint4 packed = source[load];
+      const uint word[4] = {packed.x, packed.y, packed.z, packed.w};
+      for (uint i = 0; i < 4; i++)
+        for (uint j = 0; j < kPerWord; j++) q[(load * 4 + i) * kPerWord + j] = float((word[i] >> (BITS * j)) & kMask);
+    }
+  }
+  METAL_FUNC uint group_of(uint row, uint block) const { return row * (blocks / (GROUP / kBlock)) + block / (GROUP / kBlock); }
+
+  // sum[kPartials] += w . x in partial sums; rest += the bias term.
+  METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    float q[kBlock];
+    unpack(row, block, q);
+    const uint group = group_of(row, block);
+    float part[kPartials];
+    dot_block(q, x, part);
+    const float scale = float(scales[group]);
+    for (uint i = 0; i < kPartials; i++) sum[i] = fma(scale, part[i], sum[i]);
+    rest = fma(float(biases[group]), x.sum, rest);
+  }
+  // The block's weights as bf16, for a matrix tile (P1) or an embedding row.
+  template <typename Pointer>
+  METAL_FUNC void expand(uint row, uint block, Pointer out) const {
+    float q[kBlock];
+    unpack(row, block, q);
+    const uint group = group_of(row, block);
+    const float scale = float(scales[group]), bias = float(biases[group]);
+    for (uint i = 0; i < kBlock; i++) out[i] = bfloat(fma(scale, q[i], bias));
+  }
+};
+
+// The same interface over unquantised bf16 rows.
+struct DenseMatrix {
+  device const bfloat* weights;
+  uint blocks;
+
+  METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float&) const {
+    float w[kBlock];
+    device const bfloat* source = weights + (row * blocks + block) * kBlock;
+    for (uint i = 0; i < kBlock; i++) w[i] = float(source[i]);
+    float part[kPartials];
+    dot_block(w, x, part);
+    for (uint i = 0; i < kPartials; i++) sum[i] += part[i];
+  }
+  template <typename Pointer>
+  METAL_FUNC void expand(uint row, uint block, Pointer out) const {
+    device const bfloat* source = weights + (row * blocks + block) * kBlock;
+    for (uint i = 0; i < kBlock; i++) out[i] = source[i];
+  }
+};

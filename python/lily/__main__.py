@@ -1,0 +1,5 @@
+"""`python -m lily` is the `lily` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""The GPU as the engine uses it: one device, its pipelines, its buffers and recorded programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from . import _native
+from .errors import DeviceError
+from .kernel_args import structs
+from .policy import Capabilities
+from .schedule import Dispatch, barriers
+
+LANGUAGE_VERSION = "3.1"  # the floor of Metal Shading Language; tensor operations ask for 4.0
+
+# Rough rates that turn bytes and multiply-accumulates into a first cost estimate; the native side corrects the scale
+# from the measured times of the last command buffers, so only the proportions matter.
+_BYTES_PER_NS = 100.0
+_MACS_PER_NS = 2000.0
+_LAUNCH_NS = 4000.0
+
+
+def device_kind(name: str) -> str:
+    """"metal" for an Apple GPU, else the first word of the device's name in lower case ("cpu", "cuda")."""
+    first = name.split()[0].lower()
+    return "metal" if first == "apple" else first
+
+
+def kernel_source(family: str) -> str:
+    """Amalgamated Metal text of a kernel family as installed."""
+    return (resources.files("lily") / "_kernels" / f"{family}.metal").read_text(encoding="utf-8")
+
+
+class Gpu:
+    """One device. `kind`: None for the system's default device, "metal", "cpu" or "cuda".
+
+    Raises DeviceError when no such device is present, naming those that are.
+    """
+
+    def __init__(self, kind: str | None = None) -> None:
+        found = _native.devices()
+        if not found:
+            raise DeviceError("no GPU device is present", fix="on a Mac, run in a session with access to the GPU (not over a bare SSH login or in a virtual machine)")
+        if kind is None:
+            chosen = found[0]
+        else:
+            matching = [d for d in found if device_kind(d["name"]) == kind]
+            if not matching:
+                names = ", ".join(f"{device_kind(d['name'])} ({d['name']})" for d in found)
+                raise DeviceError(f"no device of kind {kind!r}", fix=f"present: {names}")
+            chosen = matching[0]
+        self.native = _native.Device(chosen["index"])
+        self.name: str = chosen["name"]
+        self.kind = device_kind(self.name)
+        self.info: dict[str, Any] = self.native.info()
+        self._libraries: dict[tuple[str, str], Any] = {}
+        self._pipelines: dict[tuple[Any, ...], Any] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            tensor_ops=bool(self.info["tensor_ops"]),
+            max_threads=int(self.info["max_threads"]),
+            working_set=int(self.info["working_set"]),
+            max_buffer_length=int(self.info["max_buffer_length"]),
+        )
+
+    def library(self, family: str, version: str = LANGUAGE_VERSION) -> Any:
+        """The compiled library of a kernel family; each family is compiled on first use, so one bad kernel cannot take the rest down."""
+        key = (family, version)
+        if key not in self._libraries:
+            self._libraries[key] = self.native.library(kernel_source(family), family, version)
+        return self._libraries[key]
+
+    def pipeline(self, family: str, function: str, constants: Sequence[tuple[int, str, float | int | bool]] = (), threads: int = 0) -> Any:
+        """A pipeline, cached by function and constants. Raises DeviceError when it allows fewer threads than the launch
+        needs: Metal would drop such a launch silently."""
+        key = (family, function, tuple(constants))
+        found = self._pipelines.get(key)
+        if found is None:
+            found = self.native.pipeline(self.library(family), function, {i: (t, v) for i, t, v in constants}, function)
+            self._pipelines[key] = found
+        if threads > found.max_threads:
+            raise DeviceError(f"kernel {function} allows {found.max_threads} threads per threadgroup on {self.name}, the launch needs {threads}")
+        return found
+
+    def buffer(self, nbytes: int, label: str, *, tracked: bool = True) -> Any:
+        """A shared buffer of at least one byte; its contents are undefined until written."""
+        return self.native.buffer(max(nbytes, 16), "shared", label, tracked)
+
+    def record(self, dispatches: Iterable[Dispatch], buffers: Mapping[str, Any], *, concurrent: bool = True) -> Any:
+        """Records scheduled dispatches into a native program. `buffers` maps a region's buffer name to its buffer."""
+        dispatches = list(dispatches)
+        layouts = structs()
+        native = []
+        for d, barrier in zip(dispatches, barriers(dispatches), strict=True):
+            threads = d.threads[0] * d.threads[1] * d.threads[2]
+            bindings = [(b.index, buffers[b.region.buffer], b.region.offset) for b in d.bindings]
+            cost = _LAUNCH_NS + max((d.bytes_read + d.bytes_written) / _BYTES_PER_NS, d.macs / _MACS_PER_NS)
+            native.append((self.pipeline(d.family, d.function, d.constants, threads), bindings, layouts[d.args_struct].pack(dict(d.args)),
+                           d.args_index, d.grid, d.threads, barrier, cost, d.id, []))
+        return _native.Program(self.native, native, concurrent)

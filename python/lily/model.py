@@ -1,0 +1,240 @@
+"""`lily.Model`: load a checkpoint, generate, stream, chat, and teacher-forced logits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from .chat import ChatTemplate
+from .checkpoint import Checkpoint
+from .engine import Engine
+from .errors import RequestError
+from .generation import Request, TextAssembler, build_request
+from .gpu import Gpu
+from .model_files import BUILT_IN, resolve
+from .options import ExecutionOptions
+from .reply import Piece, Reply, Usage
+from .session import Session
+from .tokenizer import Tokenizer
+from .turnstile import Turnstile
+
+Progress = Callable[[int, int], None]
+Prompt = str | Sequence[dict[str, Any]] | None
+
+
+class _LoadingBar:
+    """A progress bar on a terminal, shown only when loading takes a while."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", delay=0.5, leave=False, disable=not sys.stderr.isatty())
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Model:
+    """A model on a device. Use `Model.load`. Methods may be called from any thread; generations run one after another."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate, name: str) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._template = template
+        self._session = Session(engine)
+        self._lock = Turnstile()
+        self.name = name
+
+    @classmethod
+    def load(cls, model: str | Path = BUILT_IN, *, device: str | None = None, progress: Progress | None = None) -> Model:
+        """Loads a checkpoint in MLX 4-bit layout.
+
+        model: "lily-tiny" (embedded), a folder, or a Hub id with the `hub` extra. device: None (the system's default), "metal", "cpu" or "cuda".
+        progress(bytes_done, total): called while weights are read; by default a bar on a terminal.
+        Raises CheckpointError for a missing or damaged checkpoint, DeviceError for a missing or too small device.
+        """
+        folder = resolve(model)
+        bar = _LoadingBar()
+        try:
+            with Checkpoint.open(folder, progress or bar) as checkpoint:
+                tokenizer = Tokenizer.from_folder(folder, checkpoint.config.eos_ids)
+                template = ChatTemplate.from_folder(folder, tokenizer)
+                return cls(Engine(checkpoint, Gpu(device)), tokenizer, template, folder.name)
+        finally:
+            bar.close()
+
+    # -- what it is ------------------------------------------------------------------------------------------------------
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._template
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may take together."""
+        return self._engine.config.max_position
+
+    def __repr__(self) -> str:
+        c = self._engine.config
+        return f"<lily.Model {self.name}: {c.num_layers} layers, hidden {c.hidden_size}, {c.num_experts} experts, on {self._engine.gpu.name}>"
+
+    # -- generation ------------------------------------------------------------------------------------------------------
+    def generate(self, prompt: Prompt = None, **keywords: Any) -> Reply:
+        """A whole answer.
+
+        prompt: a str (one user message through the chat template; with raw=True plain text to continue), or a list of
+        messages; or prompt_ids=[…] instead. Keywords: max_tokens (default 2,048, within the context), temperature
+        (0 = greedy), top_p, top_k, min_p, seed, stop (a str or a list), enable_thinking, tools, options
+        (`ExecutionOptions`), progress(done, total) over prompt tokens. Sampling defaults are the checkpoint's
+        generation_config. Raises RequestError, TemplateError, ContextLengthError or DeviceError.
+        """
+        return _joined(self.stream(prompt, **keywords))
+
+    def chat(self, messages: Sequence[dict[str, Any]], **keywords: Any) -> Reply:
+        """`generate` for a list of messages."""
+        if isinstance(messages, str):
+            raise RequestError("chat takes a list of messages", fix="use generate() for a single string")
+        return self.generate(messages, **keywords)
+
+    def stream(self, prompt: Prompt = None, **keywords: Any) -> Iterator[Piece]:
+        """As `generate`, in pieces as they come. The request is checked at once, before the first piece is asked for.
+        Closing the iterator ends the generation."""
+        request, progress = self._request(prompt, **keywords)
+        return self._stream(self._session, request, progress)
+
+    def logits(self, ids: Sequence[int], *, options: ExecutionOptions | None = None) -> np.ndarray:
+        """Teacher-forced logits: float32 [len(ids), vocab]; row i predicts token i + 1."""
+        with self._lock:
+            return Session(self._engine).logits([int(i) for i in ids], options or ExecutionOptions())
+
+    def session(self) -> ChatSession:
+        """A conversation whose history and state are kept between turns."""
+        return ChatSession(self, Session(self._engine))
+
+    def _request(
+        self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None,
+        temperature: float | None = None, top_p: float | None = None, top_k: int | None = None, min_p: float | None = None,
+        seed: int | None = None, stop: object = None, enable_thinking: bool | None = None, tools: object = None,
+        options: ExecutionOptions | None = None, progress: Progress | None = None,
+    ) -> tuple[Request, Progress | None]:
+        if (prompt is None) == (prompt_ids is None):
+            raise RequestError("give either a prompt or prompt_ids")
+        if prompt_ids is not None:
+            ids = list(prompt_ids)
+            if not ids:
+                raise RequestError("prompt_ids is empty")
+        elif raw:
+            if not isinstance(prompt, str):
+                raise RequestError("raw=True takes a string")
+            ids = self._tokenizer.encode(prompt)
+            if not ids:
+                raise RequestError("the prompt is empty")
+        else:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            ids = self._template.encode(messages, tools=tools, enable_thinking=enable_thinking)
+        request = build_request(
+            self._engine.config, ids, raw=raw, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            seed=seed, stop=stop, options=options,
+        )
+        return request, progress
+
+    def _stream(self, session: Session, request: Request, progress: Progress | None) -> Iterator[Piece]:
+        with self._lock:
+            assembler = TextAssembler(self._tokenizer, request)
+            start = time.perf_counter()
+            first_at = start
+            count, reason = 0, "length"
+            stop_ids = sorted(self._engine.config.eos_ids)
+            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress)
+            try:
+                for sampled in tokens:
+                    count += 1
+                    if count == 1:
+                        first_at = time.perf_counter()
+                    reasoning, text = assembler.push(sampled.token)
+                    if sampled.stopped or assembler.stopped:
+                        reason = "stop"
+                    yield Piece(text, reasoning, (sampled.token,))
+                    if assembler.stopped:
+                        break
+            finally:
+                tokens.close()
+            reasoning, text = assembler.flush()
+            cached = len(request.prompt_ids) - session.prefilled
+            usage = Usage(len(request.prompt_ids), count, cached, first_at - start, time.perf_counter() - first_at)
+            yield Piece(text, reasoning, (), reason, usage)
+
+
+class ChatSession:
+    """A conversation. Each turn renders the whole history; what the session's state already holds is not computed again."""
+
+    def __init__(self, model: Model, session: Session) -> None:
+        self._model = model
+        self._session = session
+        self.messages: list[dict[str, Any]] = []
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens that the state holds: all but the last sampled one, which is pending."""
+        return tuple(self._session.tokens)
+
+    def chat(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Reply:
+        """Says something (a user's text, or messages to append) and returns the answer, which joins the history.
+
+        Keywords as `Model.generate`. A turn that fails leaves the history as it was.
+        """
+        return _joined(self.stream(content, **keywords))
+
+    def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
+        """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
+        added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
+        request, progress = self._model._request([*self.messages, *added], **keywords)
+        return self._turn(added, request, progress)
+
+    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None) -> Iterator[Piece]:
+        text, reasoning, failed = "", "", False
+        try:
+            for piece in self._model._stream(self._session, request, progress):
+                text, reasoning = text + piece.text, reasoning + piece.reasoning
+                yield piece
+        except Exception:
+            failed = True
+            raise
+        finally:
+            if not failed:
+                answer: dict[str, Any] = {"role": "assistant", "content": text}
+                if reasoning:
+                    answer["reasoning_content"] = reasoning
+                self.messages += [*added, answer]
+
+    def reset(self) -> None:
+        """Forgets history and state."""
+        self.messages = []
+        self._session.reset()
+
+
+def _joined(pieces: Iterator[Piece]) -> Reply:
+    text, reasoning, ids = "", "", []
+    last = Piece()
+    for last in pieces:
+        text, reasoning = text + last.text, reasoning + last.reasoning
+        ids += last.token_ids
+    assert last.usage is not None and last.finish_reason is not None
+    return Reply(text, reasoning, last.finish_reason, last.usage, tuple(ids))

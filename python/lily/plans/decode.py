@@ -1,0 +1,19 @@
+"""The decode plan: one token through all layers, the token handed over on the GPU (D2)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..graph import head_ops, model_ops
+from ..schedule import Dispatch, Region, assign_levels
+from .context import Builder, PlanContext
+from .prefill import lower
+
+
+def decode_plan(ctx: PlanContext, fixed: dict[str, Region], *, sampled: bool, stop_count: int) -> list[Dispatch]:
+    """Dispatches of one decode step for contexts up to `ctx.context`; recorded once, encoded for every step."""
+    b = Builder(ctx, fixed)
+    ops = model_ops(ctx.config, frozenset(ctx.groups))
+    ops[0] = replace(ops[0], reads=("step",))
+    lower(b, [*ops, *head_ops(ctx.config, sampled)], sampled, stop_count)
+    return assign_levels(b.out)

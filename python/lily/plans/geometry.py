@@ -1,0 +1,105 @@
+"""Launch geometry: threads per threadgroup and what a threadgroup covers.
+
+Every value here has its twin in a kernel; the comment names it. A grid is always in threadgroups.
+"""
+
+from __future__ import annotations
+
+Grid = tuple[int, int, int]
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# gemv.metal: kGemvThreads, kRowsPerPass; each simdgroup takes kRowsPerPass rows for each of its lane groups.
+GEMV_THREADS = MOE_GEMV_THREADS = 64
+_GEMV_ROWS_PER_PASS = 4
+
+
+def gemv_rows(n: int, k: int, bits: int) -> int:
+    """Rows a GEMV threadgroup covers: k / 32 lanes (a power of two, at most 32) share a row, the rest take more rows."""
+    lanes = 1
+    while lanes < k // 32 and lanes < 32:
+        lanes *= 2
+    return _GEMV_ROWS_PER_PASS * (32 // lanes) * (GEMV_THREADS // 32)
+
+
+moe_gemv_rows = gemv_rows
+
+# tile.h: kTileColumns, kTileThreads; gemm.metal: rows of its tile.
+GEMM_COLUMNS = 64
+GEMM_ROWS = 32
+GEMM_THREADS = 128
+
+# routing.metal
+TOPK_ROWS, TOPK_THREADS = 1, 32
+ROUTE_THREADS = 256
+
+# activation.metal, routing.metal: eight columns a thread.
+ELEMENTWISE_THREADS = 64
+_COLUMNS_PER_GROUP = 8 * ELEMENTWISE_THREADS
+
+
+def elementwise(width: int, rows: int) -> Grid:
+    return (_ceil(width, _COLUMNS_PER_GROUP), rows, 1)
+
+
+# embed.metal: a threadgroup strides over the blocks of one row.
+EMBED_THREADS = 64
+
+
+def embed_grid(hidden: int, rows: int) -> Grid:
+    return (1, rows, 1)
+
+# norm.metal: one threadgroup per row, at most 256 threads; sixteen columns a thread keep the reduction short.
+def norm_threads(n: int) -> int:
+    return min(256, _ceil(n, 16 * 32) * 32)
+
+
+# gdn.metal: kConvRows; eight channels a thread. Norms, gates and attn_prepare: a quad (kQuad) of lanes per head of a row.
+CONV_THREADS = 64
+_CONV_ROWS = 32
+QK_NORM_THREADS = PREPARE_THREADS = 64
+_QUAD = 4
+
+
+def conv_grid(channels: int, rows: int) -> Grid:
+    return (_ceil(channels, 8 * CONV_THREADS), _ceil(rows, _CONV_ROWS), 1)
+
+
+def qk_norm_grid(heads: int, rows: int) -> Grid:
+    return (_ceil(rows * heads * _QUAD, QK_NORM_THREADS), 1, 1)
+
+
+prepare_grid = qk_norm_grid
+
+
+def flat(count: int) -> Grid:
+    """One thread per element."""
+    return (_ceil(count, ELEMENTWISE_THREADS), 1, 1)
+
+
+# gdn.metal: kQuads columns a simdgroup. One simdgroup a threadgroup: 512 groups at the 35B's 32 heads x 128 columns.
+SCAN_THREADS = 32
+_SCAN_COLUMNS = 8
+
+
+def scan_grid(dv: int, heads: int) -> Grid:
+    return (dv // _SCAN_COLUMNS, heads, 1)
+
+
+# attention_prepare.metal, attention_decode.metal (kMaxSimdgroups), attention_prefill.metal (8 query rows a simdgroup).
+ATTN_PREPARE_FAMILY, ATTN_DECODE_FAMILY, ATTN_PREFILL_FAMILY = "attention_prepare", "attention_decode", "attention_prefill"
+ROPE_LO_ROWS = 512
+ATTN_DECODE_THREADS = 256
+ATTN_SPLIT_THREADS = 128
+ATTN_COMBINE_THREADS = 256
+ATTN_PREFILL_THREADS = 128
+ATTN_QUERIES = 32
+
+# sampling.metal: finish is one simdgroup exactly.
+ARGMAX_THREADS = 128
+SAMPLE_THREADS = 256
+FINISH_THREADS = 32
+ADVANCE_THREADS = 32

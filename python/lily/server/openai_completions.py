@@ -1,0 +1,71 @@
+"""OpenAI's `/v1/completions`: plain continuation of a text or of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from ..tool_calls import TextDelta
+from . import sse
+from .answer import Answer, AnswerEvent, Finished
+from .errors import as_api_error
+from .fields import Fields, wrong_type
+from .generation_fields import sampling_keywords, stop_strings, token_limit
+from .openai_chat import head, stream_settings, usage_body
+from .requests import GenerationRequest, check_model
+from .worker import Prefill
+
+
+def parse_completion(fields: Fields, name: str) -> GenerationRequest:
+    """Raises ApiError for what is not acceptable."""
+    check_model(fields, name)
+    prompt = _prompt(fields)
+    stream, include_usage = stream_settings(fields)
+    keywords = {**sampling_keywords(fields), **token_limit(fields, "max_tokens"), **stop_strings(fields)}
+    return GenerationRequest(stream, keywords, raw=prompt, include_usage=include_usage)
+
+
+def _prompt(fields: Fields) -> str | list[int]:
+    """A text or token ids, alone or as the only one of a batch."""
+    prompt = fields.required("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
+            raise fields.refuse("prompt", "one prompt a request is supported.")
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+        return prompt
+    raise wrong_type("prompt", "a string or an array of integers", prompt)
+
+
+def completion_body(answer: Answer, name: str) -> dict[str, Any]:
+    """The whole answer."""
+    choice = {"index": 0, "text": answer.text, "logprobs": None, "finish_reason": answer.finished.reason}
+    return {**head("text_completion", "cmpl", name), "choices": [choice], "usage": usage_body(answer.finished.usage)}
+
+
+async def completion_stream(events: AsyncIterator[AnswerEvent | Prefill], name: str, include_usage: bool) -> AsyncIterator[ServerSentEvent]:
+    """The answer as chunks."""
+    opening = head("text_completion", "cmpl", name)
+    with_usage = {"usage": None} if include_usage else {}
+
+    def chunk(text: str, reason: str | None = None) -> ServerSentEvent:
+        return sse.data({**opening, "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}], **with_usage})
+
+    try:
+        async for event in events:
+            if isinstance(event, Prefill):
+                yield sse.progress(event)
+            elif isinstance(event, TextDelta):
+                yield chunk(event.text)
+            elif isinstance(event, Finished):
+                yield chunk("", event.reason)
+                if include_usage:
+                    yield sse.data({**opening, "choices": [], "usage": usage_body(event.usage)})
+    except Exception as error:
+        yield sse.data(as_api_error(error).openai_body())
+        return
+    yield sse.data("[DONE]")

@@ -1,0 +1,273 @@
+"""One sequence on the device: KV cache, recurrent state and the tokens they hold.
+
+The caller hands over the full prompt; the session works out what it already holds. After every generation, however it
+ended, the state is exactly `tokens`: a step that was in flight past the end wrote only rows and ring slots that are not
+current (DESIGN.md, DecodeLoop). The last sampled token is pending, not part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _native, policy
+from .checkpoint import bf16_to_f32
+from .engine import Engine, buffer_map
+from .errors import ContextLengthError, DeviceError, LilyError, RequestError
+from .kernel_args import constant, structs
+from .options import ExecutionOptions
+from .plans.context import session_state_bytes
+from .plans.decode import decode_plan
+from .plans.prefill import prefill_plan
+from .sampling import SamplingParams
+from .schedule import Region
+
+MAX_STOP_IDS = 64
+RING = 3
+CAPACITY_STEP = 256  # KV rows are added in such steps; a prompt of similar length reuses the recorded programs
+IN_FLIGHT = 2  # decode steps; the ring keeps the state before them intact
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One chosen token. `stopped`: it is one of the stop ids."""
+
+    token: int
+    stopped: bool
+
+
+class Session:
+    """State of one sequence. Not thread-safe; `Model` serialises the use of its sessions."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.config = engine.config
+        self.tokens: list[int] = []
+        self.prefilled = 0  # tokens that the last prefill really computed
+        self._slot = 0
+        self._capacity = 0
+        self._state: dict[str, Any] = {}
+        self._programs: dict[tuple[Any, ...], Any] = {}
+        layout = structs()
+        self._step_layout = layout["StepState"]
+        for name, nbytes in (("step", layout["StepState"].size), ("sample_params", layout["SampleParams"].size), ("stop_ids", 4 * MAX_STOP_IDS)):
+            self._state[name] = engine.gpu.buffer(nbytes, name)
+            self._state[name].view()[:] = 0
+        self._fixed = {n: Region(n, 0, self._state[n].nbytes) for n in ("step", "sample_params", "stop_ids")}
+
+    # -- state -----------------------------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Forgets everything; buffers are kept."""
+        self.tokens = []
+        self._slot = 0
+        for name, buffer in self._state.items():
+            if name.startswith(("conv.", "gdn.")):
+                buffer.fill(0, 0, buffer.nbytes // RING)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the KV buffers can hold."""
+        return self._capacity
+
+    def memory_bytes(self) -> int:
+        """Bytes of KV and recurrent state."""
+        return sum(b.nbytes for b in self._state.values())
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the state as float32, by buffer name: KV [tokens, kv_width], convolution and GDN state flat."""
+        out = {}
+        for name, buffer in self._state.items():
+            if name.startswith("gdn."):
+                out[name] = buffer.view().view(np.float32).reshape(RING, -1)[self._slot].copy()
+            elif name.startswith("conv."):
+                out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(RING, -1)[self._slot])
+            elif name.startswith("kv_"):
+                out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(self._capacity, -1)[: len(self.tokens)])
+        return out
+
+    def _ensure_capacity(self, tokens: int) -> None:
+        """Grows the KV buffers to hold `tokens` rows and the row of a step in flight; contents are carried over."""
+        if tokens + IN_FLIGHT <= self._capacity:
+            return
+        capacity = -(-(tokens + IN_FLIGHT) // CAPACITY_STEP) * CAPACITY_STEP
+        self.engine.check_fits(capacity)
+        fresh = not self._capacity
+        for name, nbytes in session_state_bytes(self.config, capacity).items():
+            old = self._state.get(name)
+            if name.startswith("kv_"):
+                new = self.engine.gpu.buffer(nbytes, name)
+                if old is not None and self.tokens:
+                    old.copy_to(new, 0, 0, len(self.tokens) * (nbytes // capacity))
+                self._state[name] = new
+            elif old is None:
+                self._state[name] = self.engine.gpu.buffer(nbytes, name)
+        self._capacity = capacity
+        self._programs.clear()
+        if fresh:
+            self.reset()
+
+    def _write_step(self, *, step: int = 0, token: int | None = None) -> None:
+        """Puts the step state where the host believes it is."""
+        words = self._step_words()
+        f = self._step_layout.field
+        words[f("position").offset // 4] = len(self.tokens)
+        words[f("slot").offset // 4] = self._slot
+        words[f("step").offset // 4] = step
+        words[f("done").offset // 4] = 0
+        if token is not None:
+            words[f("tokens").offset // 4 + (step & 1)] = token
+
+    def _step_words(self) -> np.ndarray:
+        words: np.ndarray = self._state["step"].view()[: self._step_layout.size].view(np.uint32)
+        return words
+
+    # -- programs --------------------------------------------------------------------------------------------------------
+    def _prefill_program(self, rows: int, *, head_rows: int, choose: bool, sampled: bool, stop_count: int, options: ExecutionOptions) -> Any:
+        ctx = self.engine.context("prefill", rows, self._capacity, self._capacity, head_rows, options)
+        arena = self.engine.arena(ctx.arena_bytes())
+        key = ("prefill", rows, head_rows, choose, sampled, stop_count, options, id(arena))
+        if key not in self._programs:
+            self._trim_programs()
+            plan = prefill_plan(ctx, self._fixed, choose=choose, sampled=sampled, stop_count=stop_count)
+            self._programs[key] = (ctx, self.engine.gpu.record(plan, buffer_map(self.engine, self._state), concurrent=options.concurrent_pass))
+        return self._programs[key]
+
+    def _decode_program(self, keys: int, *, sampled: bool, stop_count: int, options: ExecutionOptions) -> Any:
+        context = policy.context_range(keys)
+        ctx = self.engine.context("decode", 1, min(context, self._capacity), self._capacity, 1, options)
+        arena = self.engine.arena(ctx.arena_bytes())
+        key = ("decode", context, sampled, stop_count, options, id(arena))
+        if key not in self._programs:
+            self._trim_programs()
+            plan = decode_plan(ctx, self._fixed, sampled=sampled, stop_count=stop_count)
+            self._programs[key] = (ctx, self.engine.gpu.record(plan, buffer_map(self.engine, self._state), concurrent=options.concurrent_pass))
+        return self._programs[key]
+
+    def _trim_programs(self, keep: int = 16) -> None:
+        while len(self._programs) >= keep:
+            self._programs.pop(next(iter(self._programs)))
+
+    # -- passes ----------------------------------------------------------------------------------------------------------
+    def reusable(self, ids: Sequence[int]) -> int:
+        """Tokens of `ids` that need no computing: all held ones if `ids` continues them, else none."""
+        n = len(self.tokens)
+        return n if n < len(ids) and self.tokens == list(ids[:n]) else 0
+
+    def generate(
+        self, ids: Sequence[int], sampling: SamplingParams, max_tokens: int, stop_ids: Sequence[int], options: ExecutionOptions,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Sampled]:
+        """Prefills what is missing of `ids` and yields sampled tokens, at most `max_tokens`, up to and with a stop id.
+
+        Closing the iterator ends the generation; the state is then exactly the prompt and the delivered tokens but the
+        last. Raises ContextLengthError for a prompt that leaves no room, DeviceError for a failed command buffer (the
+        state is dropped, the engine lives).
+        """
+        self._check(ids, max_tokens, stop_ids)
+        room = self.config.max_position - len(ids)
+        max_tokens = min(max_tokens, room)
+        try:
+            self._ensure_capacity(len(ids) + max_tokens)
+            self._state["sample_params"].view()[: structs()["SampleParams"].size] = np.frombuffer(sampling.pack(), np.uint8)
+            self._state["stop_ids"].view()[: 4 * len(stop_ids)] = np.asarray(stop_ids, np.uint32).view(np.uint8)
+            choice = {"sampled": not sampling.greedy, "stop_count": len(stop_ids), "options": options}
+            first = self._prefill(ids, progress, choice)
+            yield from self._decode(first, max_tokens, choice)
+        except DeviceError:
+            self.reset()
+            raise
+
+    def _check(self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty", fix="give at least one token")
+        bad = next((i for i in ids if not 0 <= i < self.config.vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"prompt id {bad} is outside the vocabulary of {self.config.vocab_size}")
+        if len(ids) >= self.config.max_position:
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the model's context is {self.config.max_position}", fix="shorten the prompt")
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, got {max_tokens}")
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise RequestError(f"at most {MAX_STOP_IDS} stop ids are supported, got {len(stop_ids)}")
+
+    def _prefill(self, ids: Sequence[int], progress: Callable[[int, int], None] | None, choice: dict[str, Any]) -> Sampled:
+        """Runs the chunks (P5) and returns the token chosen after the last row."""
+        start = self.reusable(ids)
+        if not start:
+            self.reset()
+        self.prefilled = len(ids) - start
+        while (at := len(self.tokens)) < len(ids):
+            rows = policy.chunk_size(len(ids) - at, choice["options"].chunk_size)
+            last = at + rows == len(ids)
+            ctx, program = self._prefill_program(rows, head_rows=int(last), choose=last, **choice)
+            self._run_chunk(ctx, program, ids[at : at + rows])
+            if progress is not None:
+                progress(len(self.tokens) - start, len(ids) - start)
+        return self._read_sampled(0)
+
+    def _run_chunk(self, ctx: Any, program: Any, ids: Sequence[int]) -> None:
+        self._write_step()
+        region = ctx.arena()["ids"]
+        self.engine.buffers["arena"].view()[region.offset : region.offset + 4 * len(ids)] = np.asarray(ids, np.uint32).view(np.uint8)
+        program.run()
+        self.tokens.extend(ids)
+        self._slot = (self._slot + 1) % RING
+
+    def _read_sampled(self, step: int) -> Sampled:
+        words, f, ring = self._step_words(), self._step_layout.field, constant("LILY_HISTORY")
+        token = int(words[f("history").offset // 4 + step % ring])
+        flag = int(words[f("flags").offset // 4 + step % ring])
+        return self._sampled(token, flag)
+
+    def _sampled(self, token: int, flag: int) -> Sampled:
+        if flag == constant("LILY_NONFINITE"):
+            raise DeviceError("the logits are not finite (NaN or Inf)", fix="check the checkpoint; the session was dropped, other requests are not affected")
+        return Sampled(token, flag == constant("LILY_STOPPED"))
+
+    def _decode(self, first: Sampled, max_tokens: int, choice: dict[str, Any]) -> Iterator[Sampled]:
+        """Delivers `first`, then decodes; a program serves one context range, the next range's is swapped in at a step."""
+        current, delivered = first, 1
+        yield current
+        while not current.stopped and delivered < max_tokens:
+            keys = len(self.tokens) + 1
+            end = policy.context_range(keys)
+            steps = min(max_tokens - delivered, end - len(self.tokens))
+            if not choice["options"].gpu_token_handoff:
+                steps = 1
+            _, program = self._decode_program(keys, **choice)
+            self._write_step(step=delivered, token=current.token)
+            loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT)
+            loop.start(steps)
+            try:
+                while (item := loop.next()) is not None:
+                    self.tokens.append(current.token)
+                    self._slot = (self._slot + 1) % RING
+                    current = self._sampled(*item)
+                    delivered += 1
+                    yield current
+                    if current.stopped:
+                        break
+            finally:
+                loop.drain()  # steps in flight past this point touch nothing that is current
+
+    def logits(self, ids: Sequence[int], options: ExecutionOptions) -> np.ndarray:
+        """Teacher-forced logits of a fresh sequence: float32 [len(ids), vocab]; row i predicts token i + 1."""
+        self._check(ids, 1, ())
+        out = np.empty((len(ids), self.config.vocab_size), np.float32)
+        try:
+            self._ensure_capacity(len(ids))
+            self.reset()
+            while (at := len(self.tokens)) < len(ids):
+                rows = policy.logits_chunk(len(ids) - at, self.config.vocab_size, options.chunk_size)
+                ctx, program = self._prefill_program(rows, head_rows=rows, choose=False, sampled=False, stop_count=0, options=options)
+                self._run_chunk(ctx, program, ids[at : at + rows])
+                region = ctx.arena()["logits"]
+                raw = self.engine.buffers["arena"].view()[region.offset : region.offset + region.nbytes]
+                out[at : at + rows] = raw.view(np.float32).reshape(rows, -1)
+        except LilyError:
+            self.reset()
+            raise
+        return out

@@ -1,0 +1,97 @@
+// What encoders record and a queue runs.
+#pragma once
+#import <Metal/Metal.h>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "../simt/engine.h"
+#include "buffer.h"
+#include "library.h"
+
+namespace lily::metal {
+
+// Bytes given to setBytes: they must stay where they are until the pass has run.
+class Arena {
+ public:
+  void* copy(const void* bytes, size_t length);
+
+ private:
+  std::vector<std::unique_ptr<unsigned char[]>> blocks_;
+  size_t used_ = 0, capacity_ = 0;
+};
+
+struct BlitOperation {
+  unsigned char* destination;
+  const unsigned char* source;  // null: fill
+  size_t length;
+  uint8_t value;
+};
+
+// The commands of one encoder. A compute pass is a list of levels: nothing orders the dispatches of one level.
+struct Pass {
+  std::vector<LilyDispatch> dispatches;
+  std::vector<size_t> level_ends;                              // one past the last dispatch of each level
+  std::vector<std::pair<size_t, const uint32_t*>> indirect;    // dispatch, where its group counts will lie
+  std::vector<BlitOperation> blits;
+  Arena arena;
+  // Tracked buffers that the pass touches, and whether it writes them: what Metal orders passes by.
+  std::unordered_map<const void*, bool> tracked;
+  bool done = false;
+
+  void touch(LilyBuffer* buffer, bool writes);
+  bool conflicts_with(const Pass& other) const;
+  void end_level();
+};
+
+// Runs the pass on the calling thread and the engine's workers. Returns the engine's message on a fault.
+std::string run_pass(Pass& pass);
+
+struct QueueState;
+
+}  // namespace lily::metal
+
+@interface LilyCommandBuffer : NSObject <MTLCommandBuffer> {
+ @public
+  std::vector<std::unique_ptr<lily::metal::Pass>> passes;
+  std::shared_ptr<lily::metal::QueueState> queue_state;
+  bool encoder_open, keeps_references;
+}
+@property(copy, atomic) NSString* label;
+- (void)keep:(id)object;  // until the command buffer has completed
+// Called by the queue's thread.
+- (BOOL)isCommitted;
+- (void)startAt:(CFTimeInterval)time;
+- (void)failWith:(const std::string&)text;
+- (BOOL)hasFailed;
+- (void)completeAt:(CFTimeInterval)time;
+@end
+
+namespace lily::metal {
+
+// A queue's thread works on this, not on the queue object, so that the object may die while the thread ends.
+struct QueueState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<LilyCommandBuffer*> pending;  // enqueued, in order
+  size_t outstanding = 0, limit = 64;      // command buffers made and not completed
+  bool stopping = false;
+  std::mt19937_64 random;
+};
+void run_queue(std::shared_ptr<QueueState> state);
+CFTimeInterval now();
+
+LilyCommandBuffer* new_command_buffer(id<MTLCommandQueue> queue, std::shared_ptr<QueueState> state, bool keeps_references) NS_RETURNS_RETAINED;
+id<MTLComputeCommandEncoder> new_compute_encoder(LilyCommandBuffer* buffer, MTLDispatchType type) NS_RETURNS_RETAINED;
+id<MTLBlitCommandEncoder> new_blit_encoder(LilyCommandBuffer* buffer) NS_RETURNS_RETAINED;
+id<MTLCommandQueue> new_queue(id<MTLDevice> device, NSUInteger limit) NS_RETURNS_RETAINED;
+
+}  // namespace lily::metal

@@ -1,0 +1,1 @@
+"""Build-time front end: Metal source to native code (see build_kernels.py)."""
