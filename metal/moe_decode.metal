@@ -7,7 +7,7 @@
 constant constexpr uint kGateUpThreads = 64;     // hidden sizes: 2048 in one step
 constant constexpr uint kDownThreads = 160;      // all slots' inputs in a row: 9 x 512 in one step
 constant constexpr uint kLogitsPerLane = 16;     // up to 512 experts
-constant constexpr uint kNoExpert = 0xffffffffu;
+constant constexpr uint kMaxTopK = 16;
 
 // A float's order as an unsigned integer; 0 is below every value, NaN included.
 METAL_FUNC uint order_key(float value) {
@@ -16,56 +16,85 @@ METAL_FUNC uint order_key(float value) {
 }
 METAL_FUNC float value_of_key(uint key) { return as_type<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-struct Choice {
-  uint expert;
-  float weight;      // of the softmax; 0 unless asked for
-};
-
-// A lane's largest key and its expert: lane + 32 i, the lowest among equals.
-struct LaneBest {
-  uint key, expert;
-};
-METAL_FUNC LaneBest lane_best(thread const uint* key, uint lane) {
-  LaneBest best{0, kNoExpert};
-  for (uint i = 0; i < kLogitsPerLane; i++)
-    if (key[i] > best.key) best = LaneBest{key[i], lane + 32 * i};
-  return best;
+// Logits in the order of choice: greater first, the lowest expert first among equals.
+METAL_FUNC bool precedes(uint key, uint expert, uint other_key, uint other_expert) {
+  return key > other_key || (key == other_key && expert < other_expert);
 }
 
-// The expert of one slot, by one simdgroup: the maximum is taken out of the logits slot + 1 times, lowest id first among
-// equals. Only the weight needs all top_k rounds. Same rules as router_topk.
-METAL_FUNC Choice choose_expert(device const float* logits, constant MoeGateUpArgs& args, uint slot, bool weigh, uint lane) {
-  if (slot >= args.top_k) return Choice{args.experts + slot - args.top_k, sigmoid(logits[args.experts])};
-  uint key[kLogitsPerLane];                      // of expert lane + 32 i; 0 once taken
-  for (uint i = 0; i < kLogitsPerLane; i++) {
-    const uint expert = lane + 32 * i;
-    key[i] = expert < args.experts ? order_key(logits[expert]) : 0;
-  }
-  LaneBest best = lane_best(key, lane);
-  Choice choice{0, 0.0f};
-  float top = 0.0f, mine = 0.0f, total = 0.0f;
-  const uint rounds = weigh && args.normalise ? args.top_k : slot + 1;
-  for (uint round = 0; round < rounds; round++) {
-    const uint winner_key = simd_max(best.key);
-    const uint winner = simd_min(best.key == winner_key ? best.expert : kNoExpert);
-    if (winner == best.expert) {                 // its lane looks for the next one
-      for (uint i = 0; i < kLogitsPerLane; i++)
-        if (lane + 32 * i == winner) key[i] = 0;
-      best = lane_best(key, lane);
+struct RoutingScratch {
+  uint best_key[32], best_expert[32];            // of each lane
+  uint key[kMaxTopK * kLogitsPerLane], expert[kMaxTopK * kLogitsPerLane];   // candidates
+  uint chosen;
+};
+
+// Leaves the expert of one slot in scratch.chosen; with `weigh` also id and weight of the slot for moe_down_add. One simdgroup, the
+// rules of router_topk. It takes ranks instead of top_k maxima one after another, which would be 2 top_k exchanges: a lane
+// beaten by top_k other lanes' best logits holds none of the chosen, so few candidates are left to be ranked.
+METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs& args, uint slot, bool weigh, threadgroup RoutingScratch& scratch,
+                              device uint* expert_ids, device float* expert_weights, uint lane) {
+  if (slot >= args.top_k) {
+    if (lane != 0) return;
+    scratch.chosen = args.experts + slot - args.top_k;
+    if (weigh) {
+      expert_ids[slot] = scratch.chosen;
+      expert_weights[slot] = sigmoid(logits[args.experts]);
     }
-    const float value = value_of_key(winner_key);
-    if (round == 0) top = value;
-    if (round == slot) { choice.expert = winner; mine = value; }
-    if (weigh) total += precise::exp(value - top);
+    return;
   }
-  if (!weigh) return choice;
+  const uint own = (args.experts + 31) / 32;     // logits of a lane: of experts lane + 32 i
+  uint best_key = 0, best_expert = lane;
+  for (uint i = 0; i < own; i++) {
+    const uint expert = lane + 32 * i, key = expert < args.experts ? order_key(logits[expert]) : 0;
+    if (key > best_key) {
+      best_key = key;
+      best_expert = expert;
+    }
+  }
+  scratch.best_key[lane] = best_key;
+  scratch.best_expert[lane] = best_expert;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+
+  uint lane_rank = 0, top_key = 0;
+  for (uint other = 0; other < 32; other++) {
+    const uint key = scratch.best_key[other];
+    lane_rank += precedes(key, scratch.best_expert[other], best_key, best_expert) ? 1 : 0;
+    top_key = max(top_key, key);
+  }
+  if (lane_rank < args.top_k)
+    for (uint i = 0; i < own; i++) {
+      const uint expert = lane + 32 * i;
+      scratch.key[lane_rank * own + i] = expert < args.experts ? order_key(logits[expert]) : 0;
+      scratch.expert[lane_rank * own + i] = expert;
+    }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+
+  const float top = value_of_key(top_key);
+  const uint candidates = args.top_k * own;
+  float mine = 0.0f, total = 0.0f;
+  bool found = false;
+  for (uint c = lane; c < candidates; c += 32) {
+    const uint key = scratch.key[c], expert = scratch.expert[c];
+    uint rank = 0;
+    for (uint other = 0; other < candidates; other++) rank += precedes(scratch.key[other], scratch.expert[other], key, expert) ? 1 : 0;
+    if (rank >= args.top_k) continue;
+    const float score = weigh ? precise::exp(value_of_key(key) - top) : 0.0f;
+    total += score;
+    if (rank == slot) {
+      found = true;
+      mine = score;
+      scratch.chosen = expert;
+    }
+  }
+  if (!weigh) return;
   if (!args.normalise) {
     total = 0.0f;
     for (uint expert = lane; expert < args.experts; expert += 32) total += precise::exp(logits[expert] - top);
-    total = simd_sum(total);
   }
-  choice.weight = precise::exp(mine - top) / total;
-  return choice;
+  total = simd_sum(total);
+  if (found) {
+    expert_ids[slot] = scratch.chosen;
+    expert_weights[slot] = mine / total;
+  }
 }
 
 template <typename Matrix>
@@ -116,22 +145,13 @@ template <int BITS, int GROUP>
     uint thread_id [[thread_index_in_threadgroup]],
     uint3 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[team_scratch(kGateUpThreads)];
-  threadgroup uint chosen;
+  threadgroup RoutingScratch routing;
   const uint slot = group.y;
   uint expert;
   if (args.topk) {
-    if (thread_id < 32) {
-      const Choice choice = choose_expert(logits, args, slot, group.x == 0, thread_id);
-      if (thread_id == 0) {
-        chosen = choice.expert;
-        if (group.x == 0) {
-          expert_ids[slot] = choice.expert;
-          expert_weights[slot] = choice.weight;
-        }
-      }
-    }
+    if (thread_id < 32) choose_expert(logits, args, slot, group.x == 0, routing, expert_ids, expert_weights, thread_id);
     team_barrier(threads.x);
-    expert = chosen;
+    expert = routing.chosen;
   } else {
     expert = expert_ids[slot];
   }

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import click
 
 from .errors import LilyError, RequestError
+from .server.command import serve
 
 Decorator = Callable[[Any], Any]
 
@@ -228,6 +229,9 @@ def random_checkpoint(out: str, dims: str, layers: int | None, seed: int, tokeni
 
     config = with_layers(load_dims(dims)[0], layers)
     click.echo(write_random_checkpoint(out, config, seed=seed, tokenizer=resolve(tokenizer)))
+
+
+cli.add_command(serve)
 
 
 def _load(model: str, device: str | None) -> Any:

@@ -179,7 +179,7 @@ class Model:
             reasoning, text = assembler.flush()
             cached = len(request.prompt_ids) - session.prefilled
             usage = Usage(len(request.prompt_ids), count, cached, first_at - start, time.perf_counter() - first_at)
-            yield Piece(text, reasoning, (), reason, usage)
+            yield Piece(text, reasoning, (), reason, usage, assembler.stop_string)
 
 
 class ChatSession:

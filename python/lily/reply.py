@@ -39,7 +39,7 @@ class Usage:
 class Piece:
     """A part of a streamed answer: new `text` and `reasoning`, and the raw ids they came from.
 
-    The last piece carries `finish_reason` and `usage`. Joined, the pieces equal the whole answer.
+    The last piece carries `finish_reason`, `usage` and, if a stop string ended the answer, `stop_string`. Joined, the pieces equal the whole answer.
     """
 
     text: str = ""
@@ -47,6 +47,7 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import string
+import sys
 
 import httpx
 import pytest
@@ -105,3 +106,13 @@ NAMES = ["messages", "prompt", "max_tokens", "temperature", "stop", "tools", "to
 def test_any_body_gets_an_answer_or_a_documented_error(http, path, fields, usual):
     body = {"messages": USER, "prompt": "x", "max_tokens": 3, **fields} if usual else fields
     assert http.post(path, json=body).status_code in (200, 400, 404)
+
+
+def test_the_command_says_which_extra_is_missing(monkeypatch):
+    from click.testing import CliRunner
+
+    from lily.server.command import serve
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(serve, [])
+    assert result.exit_code == 1 and "lily-metal[server]" in result.output

@@ -1,7 +1,8 @@
 """Generated code around the rewritten source: entry functions and the module's description."""
 from __future__ import annotations
 
-from rewrite import Entry, Rewriter
+from declarations import Entry
+from rewrite import Rewriter
 
 _SPACES = {"device": "LILY_SPACE_DEVICE", "constant": "LILY_SPACE_CONSTANT", "threadgroup": "LILY_SPACE_THREADGROUP"}
 

@@ -1,8 +1,8 @@
 """What Metal refuses and C++ for OpenCL would let pass: found in the tokens, with file and line."""
 from __future__ import annotations
 
+from declarations import ADDRESS_SPACES
 from lexer import Cursor
-from rewrite import ADDRESS_SPACES
 
 REFUSED = {
     "double": "double does not exist in Metal",
@@ -59,7 +59,7 @@ class _Lint:
             text = c.at(i)
             if text == "[[":
                 i = c.close_attribute(i)
-                if i == start + (i - start) and depth == 0 and self._only_attributes(start, i):
+                if depth == 0 and self._only_attributes(start, i):
                     start = i
                 continue
             if text in ("(", "["):

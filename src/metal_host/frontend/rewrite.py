@@ -9,54 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from declarations import ADDRESS_SPACES, POSITIONS, Entry, FunctionConstant, Kernel, Parameter
 from lexer import Cursor, raise_at
+from literals import number
 
-ADDRESS_SPACES = {"device", "constant", "threadgroup", "thread"}
 # `constant` data and `device` data are two subsets of OpenCL's global memory: neither converts to the
 # other, yet a struct can be copied from both (which OpenCL's own __constant does not allow).
 DEVICE = "__attribute__((opencl_global_device))"
 CONSTANT = "const __attribute__((opencl_global_host))"
-
-POSITIONS = set(
-    "thread_position_in_grid thread_position_in_threadgroup threadgroup_position_in_grid threads_per_threadgroup "
-    "dispatch_threads_per_threadgroup threads_per_grid threadgroups_per_grid thread_index_in_threadgroup "
-    "thread_index_in_simdgroup simdgroup_index_in_threadgroup simdgroups_per_threadgroup threads_per_simdgroup "
-    "thread_execution_width thread_index_in_quadgroup quadgroup_index_in_threadgroup".split()
-)
-
-
-@dataclass
-class Parameter:
-    """A kernel parameter: attribute (`buffer`, `threadgroup` or a position), its index, and its type's facts."""
-    name: str
-    attribute: str
-    index: int = 0
-    space: str = ""
-    writable: bool = False
-
-
-@dataclass
-class Kernel:
-    name: str
-    line: int
-    is_template: bool
-    parameters: list[Parameter]
-    max_threads: str = "0"
-
-
-@dataclass
-class Entry:
-    name: str                    # host_name or function name
-    callee: str                  # C++ spelling: function or function<arguments>
-    kernel: Kernel
-
-
-@dataclass
-class FunctionConstant:
-    name: str
-    type: str
-    index: str
-    required: bool = True
 
 
 @dataclass
@@ -425,18 +385,18 @@ class Rewriter:
             if token.out != token.text:
                 continue
             if token.kind == "number":
-                token.out = _number(token.text)
+                token.out = number(token.text)
             elif token.kind != "name":
                 continue
             elif token.text == "is_function_constant_defined":
                 name = c.at(i + 2)
-                number = next((n for n, f in enumerate(self.constants) if f.name == name), None)
-                if number is None:
+                slot = next((n for n, f in enumerate(self.constants) if f.name == name), None)
+                if slot is None:
                     self.error(i, f"{name} is not a function constant")
                     continue
-                self.constants[number].required = False
+                self.constants[slot].required = False
                 c.blank(i, i + 4)
-                token.out = f"lily_constant_defined<{number}>()"
+                token.out = f"lily_constant_defined<{slot}>()"
             elif token.text in names and c.at(i - 1) not in (".", "->", "::"):
                 token.out = self._constant_use(token.text)
             elif token.text == "device":
@@ -453,18 +413,3 @@ class Rewriter:
             if token.kind == "directive":
                 marker = re.match(r'\s*#\s*(\d+)\s+("[^"]*")', token.text)
                 token.out = f"#line {marker.group(1)} {marker.group(2)}" if marker else ""
-
-
-def _number(text: str) -> str:
-    """Literals without a suffix are float; h and bf suffixes do not exist in C++."""
-    lower = text.lower()
-    if lower.startswith("0x"):
-        return text
-    decimal = "." in text or "e" in lower
-    if lower.endswith("bf"):
-        return f"(bfloat({text[:-2]}f))" if decimal else f"(bfloat({text[:-2]}.0f))"
-    if lower.endswith("h"):
-        return f"((half){text[:-1]}{'' if decimal else '.0'}f)"
-    if decimal and lower[-1] not in "fl":
-        return text + "f"
-    return text

@@ -178,7 +178,15 @@ inline Next all_wait(Worker *w, Simdgroup *g, uint32_t lane) {
   uint32_t set = 0;
   if (likely(g->live)) {
     const uint32_t site = g->site[__builtin_ctz(g->live)];
-    if (likely((g->live & ~lanes_at(g, site)) == 0)) set = site & kBarrierSite ? 0 : g->live;
+    if (likely((g->live & ~lanes_at(g, site)) == 0)) {
+      set = site & kBarrierSite ? 0 : g->live;
+      // A barrier in a threadgroup of one full simdgroup needs nobody else.
+      if (!set && w->thread_count == LILY_SIMD_WIDTH && g->live == ~0u) {
+        g->runnable = ~0u;
+        w->stats.barriers++;
+        return Next{0, 0};
+      }
+    }
     else set = divergent_set(w, g);
     if (set) {
       publish(w, g, set);

@@ -24,7 +24,6 @@ LILY_INLINE LilyExchange *lily_in() { return (LilyExchange *)lily_simdgroup()->i
 LILY_INLINE LilyExchange *lily_out() { return (LilyExchange *)lily_simdgroup()->out; }
 
 // Value of function constant number n; invariant in a dispatch, hence an asm that may leave loops.
-template <uint bytes> LILY_INLINE ulong lily_constant_word(uint offset);
 LILY_INLINE ulong lily_constants() {
   ulong address;
   asm("movq %c2(%1), %0" : "=r"(address) : "r"(lily_worker()), "i"(__builtin_offsetof(LilyWorkerHeader, constants)));
