@@ -64,3 +64,5 @@ struct MoeGateUpArgs { uint slots, top_k, experts, width, k, matrices; float eps
 struct MoeDownArgs { uint slots, n, k, matrices; };
 struct GdnStepArgs { uint k_heads, v_heads, dk, dv, taps, b_offset, a_offset, conv_stride, state_stride; };  // strides: elements of a ring slot
 struct ScanNormArgs { uint k_heads, v_heads, dk, dv, ring_stride; float eps; };
+struct DequantiseArgs { uint rows, k; };                             // rows: of all experts together
+struct RouteSplitArgs { uint total, experts, tile, max_blocks, tail_tile, max_tail; };  // max_tail: at least min(experts, total)

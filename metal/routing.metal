@@ -71,68 +71,85 @@ METAL_FUNC float value_of_key(uint key) { return as_type<float>(key & 0x80000000
   }
 }
 
-// Prefill, once per layer: sorts the (row, slot) pairs by expert and lists the tiles the grouped GEMMs run (P2). A stable
-// counting sort, so results never depend on which thread came first: each simdgroup counts and later places one contiguous run of pairs.
-[[kernel, max_total_threads_per_threadgroup(kPlanThreads)]] void route_plan(
-    device const uint* expert_ids [[buffer(0)]],   // [total]
-    device uint* offsets [[buffer(1)]],            // [experts + 1] first sorted row of each expert
-    device uint* sorted_rows [[buffer(2)]],        // [total] pair at each sorted row
-    device uint* row_pos [[buffer(3)]],            // [total] sorted row of each pair
-    device uint4* block_map [[buffer(4)]],         // [max_blocks] {expert, first sorted row, rows, 0}
-    constant RouteArgs& args [[buffer(5)]],
-    uint thread_id [[thread_index_in_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup atomic_uint count[kPlanSimdgroups * kMaxExperts];   // histogram, then the next free sorted row
-  threadgroup uint simdgroup_rows[kPlanSimdgroups], simdgroup_blocks[kPlanSimdgroups];
-  const uint experts = args.experts;
+// The tiles of a plan: experts are cut into tiles of `tile` rows; with a tail list, what is left of an expert goes there when it fits
+// `tail_tile` rows. No tail list: tail_tile 0.
+struct TileLists {
+  device uint4* map;
+  device uint4* tail;
+  uint tile, max_blocks, tail_tile, max_tail;
+};
+
+struct PlanCounts {
+  uint rows, blocks, tails;
+};
+
+METAL_FUNC PlanCounts count_tiles(thread const TileLists& lists, uint rows) {
+  const uint rest = rows % lists.tile;
+  const bool tail = rest > 0 && rest <= lists.tail_tile;
+  return PlanCounts{rows, rows / lists.tile + (rest > 0 && !tail ? 1 : 0), tail ? 1u : 0u};
+}
+
+METAL_FUNC void add_counts(thread PlanCounts& sum, PlanCounts other) {
+  sum.rows += other.rows;
+  sum.blocks += other.blocks;
+  sum.tails += other.tails;
+}
+
+// Sorts the (row, slot) pairs by expert and lists the tiles the grouped GEMMs run. A stable counting sort, so results never
+// depend on which thread came first: each simdgroup counts and later places one contiguous run of pairs.
+METAL_FUNC void plan_routes(device const uint* expert_ids, device uint* offsets, device uint* sorted_rows, device uint* row_pos,
+                            uint total, uint experts, thread const TileLists& lists, threadgroup atomic_uint* count,
+                            threadgroup PlanCounts* simdgroup_counts, uint thread_id, uint simdgroup, uint lane) {
   for (uint i = thread_id; i < kPlanSimdgroups * kMaxExperts; i += kPlanThreads) atomic_store_explicit(&count[i], 0u, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // Histogram of this simdgroup's run.
-  const uint run = (args.total + kPlanThreads - 1) / kPlanThreads * 32;
-  const uint run_begin = min(args.total, simdgroup * run), run_end = min(args.total, run_begin + run);
+  const uint run = (total + kPlanThreads - 1) / kPlanThreads * 32;
+  const uint run_begin = min(total, simdgroup * run), run_end = min(total, run_begin + run);
   threadgroup atomic_uint* mine = count + simdgroup * kMaxExperts;
   for (uint i = run_begin + lane; i < run_end; i += 32) atomic_fetch_add_explicit(&mine[expert_ids[i]], 1u, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // Exclusive scan over experts, of rows and of tiles; a thread owns kExpertsPerThread neighbouring experts.
-  uint rows[kExpertsPerThread], thread_rows = 0, thread_blocks = 0;
+  uint rows[kExpertsPerThread];
+  PlanCounts own{0, 0, 0};
   for (uint i = 0; i < kExpertsPerThread; i++) {
     const uint expert = thread_id * kExpertsPerThread + i;
     rows[i] = 0;
     if (expert < experts)
       for (uint s = 0; s < kPlanSimdgroups; s++) rows[i] += atomic_load_explicit(&count[s * kMaxExperts + expert], memory_order_relaxed);
-    thread_rows += rows[i];
-    thread_blocks += (rows[i] + args.tile - 1) / args.tile;
+    add_counts(own, count_tiles(lists, rows[i]));
   }
-  uint row = simd_prefix_exclusive_sum(thread_rows), block = simd_prefix_exclusive_sum(thread_blocks);
-  if (lane == 31) {
-    simdgroup_rows[simdgroup] = row + thread_rows;
-    simdgroup_blocks[simdgroup] = block + thread_blocks;
-  }
+  PlanCounts at{simd_prefix_exclusive_sum(own.rows), simd_prefix_exclusive_sum(own.blocks), simd_prefix_exclusive_sum(own.tails)};
+  if (lane == 31) simdgroup_counts[simdgroup] = PlanCounts{at.rows + own.rows, at.blocks + own.blocks, at.tails + own.tails};
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  uint blocks = 0;
+  PlanCounts all{0, 0, 0};
   for (uint s = 0; s < kPlanSimdgroups; s++) {
-    if (s < simdgroup) { row += simdgroup_rows[s]; block += simdgroup_blocks[s]; }
-    blocks += simdgroup_blocks[s];
+    const PlanCounts other = simdgroup_counts[s];
+    if (s < simdgroup) add_counts(at, other);
+    add_counts(all, other);
   }
   for (uint i = 0; i < kExpertsPerThread; i++) {
     const uint expert = thread_id * kExpertsPerThread + i;
     if (expert >= experts) break;
-    offsets[expert] = row;
-    for (uint done = 0; done < rows[i]; done += args.tile) {
-      if (block < args.max_blocks) block_map[block] = uint4(expert, row + done, min(args.tile, rows[i] - done), 0);
-      block++;
+    offsets[expert] = at.rows;
+    const PlanCounts tiles = count_tiles(lists, rows[i]);
+    uint done = 0;
+    for (uint b = 0; b < tiles.blocks; b++, done += lists.tile, at.blocks++)
+      if (at.blocks < lists.max_blocks) lists.map[at.blocks] = uint4(expert, at.rows + done, min(lists.tile, rows[i] - done), 0);
+    if (tiles.tails) {
+      if (at.tails < lists.max_tail) lists.tail[at.tails] = uint4(expert, at.rows + done, rows[i] - done, 0);
+      at.tails++;
     }
     for (uint s = 0; s < kPlanSimdgroups; s++) {       // counts become places
       const uint n = atomic_load_explicit(&count[s * kMaxExperts + expert], memory_order_relaxed);
-      atomic_store_explicit(&count[s * kMaxExperts + expert], row, memory_order_relaxed);
-      row += n;
+      atomic_store_explicit(&count[s * kMaxExperts + expert], at.rows, memory_order_relaxed);
+      at.rows += n;
     }
   }
-  if (thread_id == 0) offsets[experts] = args.total;
-  for (uint i = blocks + thread_id; i < args.max_blocks; i += kPlanThreads) block_map[i] = uint4(kNoExpert, 0, 0, 0);
+  if (thread_id == 0) offsets[experts] = total;
+  for (uint i = all.blocks + thread_id; i < lists.max_blocks; i += kPlanThreads) lists.map[i] = uint4(kNoExpert, 0, 0, 0);
+  for (uint i = all.tails + thread_id; i < lists.max_tail; i += kPlanThreads) lists.tail[i] = uint4(kNoExpert, 0, 0, 0);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // Placement, 32 pairs at a time in order: a pair follows those of its expert in lower lanes.
@@ -155,6 +172,42 @@ METAL_FUNC float value_of_key(uint key) { return as_type<float>(key & 0x80000000
     if (active && before + 1 == same) atomic_store_explicit(&mine[expert], place + 1, memory_order_relaxed);
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
+}
+
+// Prefill, once per layer (P2): one list of tiles of one size.
+[[kernel, max_total_threads_per_threadgroup(kPlanThreads)]] void route_plan(
+    device const uint* expert_ids [[buffer(0)]],   // [total]
+    device uint* offsets [[buffer(1)]],            // [experts + 1] first sorted row of each expert
+    device uint* sorted_rows [[buffer(2)]],        // [total] pair at each sorted row
+    device uint* row_pos [[buffer(3)]],            // [total] sorted row of each pair
+    device uint4* block_map [[buffer(4)]],         // [max_blocks] {expert, first sorted row, rows, 0}
+    constant RouteArgs& args [[buffer(5)]],
+    uint thread_id [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup atomic_uint count[kPlanSimdgroups * kMaxExperts];   // histogram, then the next free sorted row
+  threadgroup PlanCounts simdgroup_counts[kPlanSimdgroups];
+  const TileLists lists{block_map, block_map, args.tile, args.max_blocks, 0, 0};
+  plan_routes(expert_ids, offsets, sorted_rows, row_pos, args.total, args.experts, lists, count, simdgroup_counts, thread_id, simdgroup, lane);
+}
+
+// The same with two lists (P3): large tiles, and small ones for the rests of experts, so that a rest of few rows is not padded to
+// a large tile. Both grouped GEMMs write rows of their own and run in one level.
+[[kernel, max_total_threads_per_threadgroup(kPlanThreads)]] void route_plan_split(
+    device const uint* expert_ids [[buffer(0)]],
+    device uint* offsets [[buffer(1)]],
+    device uint* sorted_rows [[buffer(2)]],
+    device uint* row_pos [[buffer(3)]],
+    device uint4* block_map [[buffer(4)]],         // [max_blocks] tiles of up to `tile` rows
+    constant RouteSplitArgs& args [[buffer(5)]],
+    device uint4* tail_map [[buffer(6)]],          // [max_tail] tiles of up to `tail_tile` rows
+    uint thread_id [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup atomic_uint count[kPlanSimdgroups * kMaxExperts];
+  threadgroup PlanCounts simdgroup_counts[kPlanSimdgroups];
+  const TileLists lists{block_map, tail_map, args.tile, args.max_blocks, args.tail_tile, args.max_tail};
+  plan_routes(expert_ids, offsets, sorted_rows, row_pos, args.total, args.experts, lists, count, simdgroup_counts, thread_id, simdgroup, lane);
 }
 
 // End of the experts: h += sum over a row's slots of weight * expert output, in slot order and f32.

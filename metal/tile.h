@@ -43,26 +43,27 @@ constexpr uint tile_memory(uint rows) {
   return ((rows + kTileColumns) * kOperandStride * 2 > rows * kResultStride * 4 ? (rows + kTileColumns) * kOperandStride * 2 : rows * kResultStride * 4) / 16;
 }
 
-// One ROWS x 64 tile of Y by kTileThreads threads (P1): each step expands a 64 x 64 piece of packed weights into
-// threadgroup memory as bf16, just before it is multiplied; the expanded matrix never exists anywhere else.
-// x_row and y_row are the row that this thread moves (tile_row<ROWS>), has_row whether the tile has it: rows of padding
-// are zero as operands and never written. Weight rows are first .. first + n, this tile's begin at `column`.
+// Which row of the tile a thread moves, and its place among the threads of that row.
 template <uint ROWS>
 METAL_FUNC uint tile_row(uint thread_id) { return thread_id / (kTileThreads / ROWS); }
+template <uint ROWS>
+METAL_FUNC uint tile_part(uint thread_id) { return thread_id % (kTileThreads / ROWS); }
+// Which of the tile's 64 weight rows a thread expands, half a step's depth each.
+METAL_FUNC uint tile_weight_row(uint thread_id) { return thread_id / 2; }
 
-template <uint ROWS, typename Matrix, typename Out>
-METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, device Out* y_row, bool has_row,
-                              threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kThreadsPerRow = kTileThreads / ROWS;
-  constexpr uint kVectors = kTileDepth / 8 / kThreadsPerRow;      // 16-byte pieces of x per thread and step
-  constexpr uint kResults = kTileColumns / kThreadsPerRow;
+// One ROWS x 64 tile of Y by kTileThreads threads (P1): each step expands a 64 x 64 piece of packed weights into
+// threadgroup memory as bf16, just before it is multiplied; the expanded matrix never exists anywhere else.
+// weight_row is the matrix row behind this thread's tile_weight_row. x_row is the row that this thread moves (tile_row<ROWS>),
+// has_row whether the tile has it: rows of padding are zero as operands. Returns the results, ROWS rows of kResultStride.
+template <uint ROWS, typename Matrix>
+METAL_FUNC threadgroup const float* compute_tile(thread const Matrix& matrix, uint weight_row, uint k, device const bfloat* x_row, bool has_row,
+                                                 threadgroup float4* memory, uint thread_id, uint simdgroup) {
+  constexpr uint kVectors = kTileDepth / 8 / (kTileThreads / ROWS);   // 16-byte pieces of x per thread and step
   threadgroup bfloat* x_tile = (threadgroup bfloat*)memory;
   threadgroup bfloat* w_tile = x_tile + ROWS * kOperandStride;
-  const uint row = tile_row<ROWS>(thread_id), part = thread_id % kThreadsPerRow;
-  threadgroup uint4* x_to = (threadgroup uint4*)(x_tile + row * kOperandStride) + part * kVectors;
-  const uint w_row = thread_id / 2, w_block = thread_id % 2;      // two blocks of 32 weights in a row of the tile
-  const uint source_row = first + min(column + w_row, n - 1);     // columns past the end repeat the last, unstored
-  threadgroup bfloat* w_to = w_tile + w_row * kOperandStride + w_block * 32;
+  const uint part = tile_part<ROWS>(thread_id), w_block = thread_id % 2;
+  threadgroup uint4* x_to = (threadgroup uint4*)(x_tile + tile_row<ROWS>(thread_id) * kOperandStride) + part * kVectors;
+  threadgroup bfloat* w_to = w_tile + tile_weight_row(thread_id) * kOperandStride + w_block * 32;
 
   if (!has_row)
     for (uint i = 0; i < kVectors; i++) x_to[i] = uint4(0);
@@ -73,7 +74,7 @@ METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, u
       device const uint4* x_from = (device const uint4*)(x_row + depth) + part * kVectors;
       for (uint i = 0; i < kVectors; i++) x_to[i] = x_from[i];
     }
-    matrix.expand(source_row, depth / 32 + w_block, w_to);
+    matrix.expand(weight_row, depth / 32 + w_block, w_to);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     accumulator.multiply(x_tile, w_tile + simdgroup * 16 * kOperandStride);
     threadgroup_barrier(mem_flags::mem_threadgroup);              // operands are used up
@@ -81,8 +82,38 @@ METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, u
   threadgroup float* results = (threadgroup float*)memory;
   accumulator.store(results + simdgroup * 16);
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  return results;
+}
+
+// The tile at `column` of a matrix whose rows are first .. first + n, written to y_row; padding is never written.
+template <uint ROWS, typename Matrix, typename Out>
+METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, device Out* y_row, bool has_row,
+                              threadgroup float4* memory, uint thread_id, uint simdgroup) {
+  constexpr uint kResults = kTileColumns / (kTileThreads / ROWS);
+  const uint weight_row = first + min(column + tile_weight_row(thread_id), n - 1);   // columns past the end repeat the last, unstored
+  threadgroup const float* results = compute_tile<ROWS>(matrix, weight_row, k, x_row, has_row, memory, thread_id, simdgroup);
   if (!has_row) return;
-  threadgroup const float* result = results + row * kResultStride + part * kResults;
+  const uint part = tile_part<ROWS>(thread_id);
+  threadgroup const float* result = results + tile_row<ROWS>(thread_id) * kResultStride + part * kResults;
   const uint left = min(kResults, n - min(n, column + part * kResults));
   for (uint i = 0; i < left; i++) y_row[column + part * kResults + i] = Out(result[i]);
+}
+
+// Gate and up projections with the gated activation: the matrix holds n gate rows, then n up rows; a tile computes the 32 of either
+// at `column`, so that their products meet in it. y = silu(gate) * up, 32 columns a tile.
+constant constexpr uint kGatedColumns = kTileColumns / 2;
+
+template <uint ROWS, typename Matrix, typename Out>
+METAL_FUNC void gated_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, device Out* y_row, bool has_row,
+                           threadgroup float4* memory, uint thread_id, uint simdgroup) {
+  constexpr uint kResults = kGatedColumns / (kTileThreads / ROWS);
+  const uint w_row = tile_weight_row(thread_id);
+  const uint weight_row = first + (w_row < kGatedColumns ? 0 : n) + min(column + w_row % kGatedColumns, n - 1);
+  threadgroup const float* results = compute_tile<ROWS>(matrix, weight_row, k, x_row, has_row, memory, thread_id, simdgroup);
+  if (!has_row) return;
+  const uint part = tile_part<ROWS>(thread_id);
+  threadgroup const float* gate = results + tile_row<ROWS>(thread_id) * kResultStride + part * kResults;
+  threadgroup const float* up = gate + kGatedColumns;
+  const uint left = min(kResults, n - min(n, column + part * kResults));
+  for (uint i = 0; i < left; i++) y_row[column + part * kResults + i] = Out(gate[i] / (1.0f + exp(-gate[i])) * up[i]);
 }

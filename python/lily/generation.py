@@ -63,6 +63,11 @@ class TextAssembler:
             self._splitter = ReasoningSplitter(prompt_opens_thought(request.prompt_ids, open_id, close_id), close_id=close_id)
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._stop.matched
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._stop.matched is not None

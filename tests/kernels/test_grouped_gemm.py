@@ -62,3 +62,101 @@ def test_experts_kept_elsewhere_leave_their_rows_alone():
     run("grouped_gemm", "grouped_gemm_bf16_b4_g64_m32", {0: w, 1: s, 2: b, 3: x, 4: y, 6: block_map, 7: sorted_rows}, ("GroupedGemmArgs", args), 5, (1, 6, 1), (128, 1, 1))
     assert_close(y[:2], linear.grouped_gemm(quant.expand(w, s, b, 4, 64), x, offsets[:3], sorted_rows[:2], 2))
     assert (y[2:] == 0xFFFF).all()
+
+
+class Case:
+    """Routed rows, weights [experts, rows_out, k] and their bf16 expansion for the experts in use."""
+
+    def __init__(self, bits, group, rows, slots, experts, rows_out, k, kind="uneven"):
+        rng = np.random.default_rng(rows + rows_out + k)
+        self.bits, self.group, self.slots, self.experts, self.k, self.total = bits, group, slots, experts, k, rows * slots
+        self.ids = routing(rng, kind, rows, slots, experts)
+        self.x = bf16(rng.normal(0, 1, (rows, k)))
+        self.packed = quant.random_matrix(rng, (experts, rows_out, k), bits, group)
+        self.weights = np.zeros((experts, rows_out, k), np.float32)
+        used = np.unique(self.ids)
+        self.weights[used] = quant.expand(*(part[used] for part in self.packed), bits, group)
+
+    def launch(self, function, y, n, columns, block_map, sorted_rows, weights=None):
+        """y [total, ldy]: columns 0 .. n of the rows that block_map names."""
+        parts = {0: weights} if weights is not None else dict(enumerate(self.packed))
+        args = {"n": n, "k": self.k, "ldx": self.k, "ldy": y.shape[1], "gather_slots": self.slots, "experts": self.experts}
+        buffers = parts | {3: self.x, 4: y, 6: block_map, 7: sorted_rows}
+        run("grouped_gemm", function, buffers, ("GroupedGemmArgs", args), 5, (-(-n // columns), len(block_map), 1), (128, 1, 1))
+
+    def plan(self, tile):
+        return moe.route_plan(self.ids, self.experts, tile, -(-self.total // tile) + min(self.experts, self.total))
+
+
+@pytest.mark.parametrize("tile", [32, 16])
+@pytest.mark.parametrize(
+    "bits, group, rows, slots, experts, width, k",
+    [(4, 64, 33, 8, 33, 64, 256), (4, 64, 9, 8, 12, 512, 2048), (8, 32, 5, 2, 4, 40, 64), (4, 32, 5, 2, 4, 32, 128), (4, 128, 5, 2, 4, 32, 128), (8, 64, 5, 2, 4, 96, 128), (8, 128, 3, 1, 2, 8, 128)],
+)
+def test_gate_and_up_with_activation(tile, bits, group, rows, slots, experts, width, k):
+    case = Case(bits, group, rows, slots, experts, 2 * width, k)
+    offsets, sorted_rows, _, block_map = case.plan(tile)
+    y = poison((case.total + 3, width + 8), np.uint16)
+    case.launch(f"grouped_gemm_silu_bf16_b{bits}_g{group}_m{tile}", y, width, 32, block_map, sorted_rows)
+    assert (y[case.total :] == 0xFFFF).all() and (y[:, width:] == 0xFFFF).all()
+    expected = linear.grouped_gemm_silu(case.weights, case.x, offsets, sorted_rows, slots)
+    assert_close(np.ascontiguousarray(y[: case.total, :width]), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_dequantise(bits, group):
+    """P1's control, first half: the expanded matrix, whatever the grid."""
+    packed = quant.random_matrix(np.random.default_rng(bits), (3, 5, 256), bits, group)
+    for groups, threads in ((1, 32), (4, 64), (2, 256)):
+        out = poison((3, 5, 256), np.uint16)
+        run("dequantise", f"dequantise_b{bits}_g{group}", {**dict(enumerate(packed)), 3: out}, ("DequantiseArgs", {"rows": 15, "k": 256}), 4, (groups, 1, 1), (threads, 1, 1))
+        np.testing.assert_array_equal(quant.to_f32(out), quant.expand(*packed, bits, group))
+
+
+@pytest.mark.parametrize("tile", [32, 16])
+def test_expanded_weights_give_the_same_bytes(tile):
+    """P1: in-tile dequantisation and its control, dequantise and a w16 product, multiply the same bf16 operands."""
+    case = Case(4, 64, 21, 4, 9, 256, 256)
+    _, sorted_rows, _, block_map = case.plan(tile)
+    expanded = poison(case.weights.shape, np.uint16)
+    run("dequantise", "dequantise_b4_g64", {**dict(enumerate(case.packed)), 3: expanded}, ("DequantiseArgs", {"rows": 9 * 256, "k": 256}), 4, (8, 1, 1), (256, 1, 1))
+    for name, n, columns in (("grouped_gemm", 256, 64), ("grouped_gemm_silu", 128, 32)):
+        tiled, control = (poison((case.total, n), np.uint16) for _ in range(2))
+        case.launch(f"{name}_bf16_b4_g64_m{tile}", tiled, n, columns, block_map, sorted_rows)
+        case.launch(f"{name}_bf16_w16_m{tile}", control, n, columns, block_map, sorted_rows, expanded)
+        np.testing.assert_array_equal(control, tiled)
+
+
+@pytest.mark.parametrize("rows, slots, experts", [(1, 4, 9), (50, 4, 9), (100, 2, 3)])
+def test_two_lists_of_tiles_write_all_rows(rows, slots, experts):
+    """P3: large tiles and the tail list's small ones, each list its own launch, together are one grouped GEMM."""
+    case = Case(4, 64, rows, slots, experts, 64, 128)
+    max_tail = min(experts, case.total)
+    offsets, sorted_rows, _, block_map, tail_map = moe.route_plan_split(case.ids, experts, 32, -(-case.total // 32) + max_tail, 16, max_tail)
+    y = poison((case.total, 64), np.uint16)
+    case.launch("grouped_gemm_bf16_b4_g64_m32", y, 64, 64, block_map, sorted_rows)
+    case.launch("grouped_gemm_bf16_b4_g64_m16", y, 64, 64, tail_map, sorted_rows)
+    assert_close(y, linear.grouped_gemm(case.weights, case.x, offsets, sorted_rows, slots))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["uneven", "one"])
+@pytest.mark.parametrize("rows", [1, 7, 64, 512, 2048, 4096, 4097, 4098, 5001])
+def test_all_experts_of_the_35b(rows, kind):
+    """256 experts, gate and up of the 35B (width 512, k 2,048): sampled rows, all columns, against float64."""
+    width, k, experts, slots, tile = 512, 2048, 256, 8, 32
+    rng = np.random.default_rng(rows)
+    packed = quant.random_matrix(rng, (experts, 2 * width, k), 4, 64)
+    ids, total = routing(rng, kind, rows, slots, experts), rows * slots
+    offsets, sorted_rows, _, block_map = moe.route_plan(ids, experts, tile, -(-total // tile) + min(experts, total))
+    x, y = bf16(rng.normal(0, 1, (rows, k))), poison((total, width), np.uint16)
+    args = {"n": width, "k": k, "ldx": k, "ldy": width, "gather_slots": slots, "experts": experts}
+    run("grouped_gemm", "grouped_gemm_silu_bf16_b4_g64_m32", {**dict(enumerate(packed)), 3: x, 4: y, 6: block_map, 7: sorted_rows},
+        ("GroupedGemmArgs", args), 5, (width // 32, len(block_map), 1), (128, 1, 1))
+    assert not (y == 0xFFFF).any()
+    for row in rng.choice(total, min(total, 24), replace=False):
+        expert = int(np.searchsorted(offsets, row, side="right")) - 1
+        weights = quant.expand(*(part[expert] for part in packed), 4, 64)
+        gate, up = np.split(linear.gemm(weights, x[sorted_rows[row] // slots][None]), 2, axis=1)
+        assert_close(y[row][None], gate / (1 + np.exp(-gate)) * up)

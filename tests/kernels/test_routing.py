@@ -68,6 +68,26 @@ def check_plan(ids, experts, tile):
         assert np.array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("tile, tail_tile", [(32, 16), (32, 8), (16, 8)])
+@pytest.mark.parametrize("rows, slots, experts", [(1, 9, 33), (3, 9, 257), (65, 9, 257), (300, 3, 40), (33, 2, 544), (1024, 9, 257)])
+def test_route_plan_split(tile, tail_tile, rows, slots, experts):
+    """P3: rests of experts go to the tail list; together the lists hold every sorted row once."""
+    rng = np.random.default_rng(rows + slots)
+    ids = rng.choice(experts, (rows, slots), p=rng.dirichlet(np.full(experts, 0.2))).astype(np.uint32)
+    total, max_tail = ids.size, min(experts, ids.size)
+    max_blocks = -(-total // tile) + max_tail
+    offsets, sorted_rows, row_pos = (poison(n, np.uint32) for n in (experts + 1, total, total))
+    block_map, tail_map = poison((max_blocks, 4), np.uint32), poison((max_tail, 4), np.uint32)
+    args = {"total": total, "experts": experts, "tile": tile, "max_blocks": max_blocks, "tail_tile": tail_tile, "max_tail": max_tail}
+    buffers = {0: ids, 1: offsets, 2: sorted_rows, 3: row_pos, 4: block_map, 6: tail_map}
+    run("routing", "route_plan_split", buffers, ("RouteSplitArgs", args), 5, (1, 1, 1), (256, 1, 1))
+    expected = moe.route_plan_split(ids, experts, tile, max_blocks, tail_tile, max_tail)
+    for actual, wanted in zip((offsets, sorted_rows, row_pos, block_map, tail_map), expected):
+        assert np.array_equal(actual, wanted)
+    used = np.concatenate([m[m[:, 0] != moe.NO_EXPERT] for m in (block_map, tail_map)])
+    assert np.array_equal(np.sort(np.concatenate([np.arange(first, first + n) for _, first, n, _ in used])), np.arange(total))
+
+
 @pytest.mark.parametrize("ordered", [0, 1])
 @pytest.mark.parametrize("rows, n, slots", [(1, 256, 9), (33, 2048, 9), (65, 64, 1), (3, 520, 2)])
 def test_moe_combine(ordered, rows, n, slots):

@@ -1,11 +1,11 @@
 """metal/attention_*.metal in numpy (float64): the same names, buffers in the same order, outputs written in place."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from tests.reference.norm import rms
-from tests.reference.numbers import DONE, POSITION, RUNNING, bf16, f64
+from tests.reference.numbers import DONE, POSITION, RUNNING, bf16, f64, sigmoid
 
 BLOCK_KEYS = 64  # kTileKeys in metal/attention_decode.metal
 MASKED = -0.5 * float(np.finfo(np.float32).max)  # kMasked in metal/lanes.h
@@ -73,31 +73,65 @@ def attn_prefill(
     out[:rows] = bf16((p / p.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(rows, -1))
 
 
+def decode_heads(q, k_cache, v_cache, args: Mapping, keys: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Per query head: scaled scores [keys] and the values [keys, dim] of its KV head; one head at a time, to hold long caches."""
+    heads, kv_heads, dim = args["q_heads"], args["kv_heads"], args["head_dim"]
+    group = heads // kv_heads
+    for head, query in enumerate(f64(q).reshape(heads, dim)):
+        if head % group == 0:
+            k, v = (f64(c[:keys].reshape(keys, kv_heads, dim)[:, head // group]) for c in (k_cache, v_cache))
+        yield k @ query * args["scale"], v
+
+
+def output_gate(proj: np.ndarray, args: Mapping) -> np.ndarray:
+    """sigmoid of the gates behind each head's query: [q_heads, dim]."""
+    heads, dim = args["q_heads"], args["head_dim"]
+    return sigmoid(f64(proj.reshape(-1)[: heads * 2 * dim]).reshape(heads, 2, dim)[:, 1])
+
+
 def attn_decode(q, k_cache, v_cache, out, step: np.ndarray, args: Mapping) -> None:
     """One row: q, out bf16 [q_heads * dim]."""
-    one = out.reshape(1, -1)
-    attn_prefill(q.reshape(1, -1), k_cache, v_cache, one, step, {**args, "rows": 1})
+    attn_decode_gate(q, k_cache, v_cache, out, step, None, args)
+
+
+def attn_decode_gate(q, k_cache, v_cache, out, step: np.ndarray, proj: np.ndarray | None, args: Mapping) -> None:
+    """The same times the output gate; proj bf16, per head a query, then its gate."""
+    result = np.empty((args["q_heads"], args["head_dim"]))
+    for head, (s, v) in enumerate(decode_heads(q, k_cache, v_cache, args, int(step[POSITION]) + 1)):
+        p = np.exp(s - s.max())
+        result[head] = p @ v / p.sum()
+    if proj is not None:
+        result *= output_gate(proj, args)
+    out.reshape(-1)[:] = bf16(result.reshape(-1))
 
 
 def attn_decode_split(q, k_cache, v_cache, blocks_out: np.ndarray, step: np.ndarray, args: Mapping) -> None:
     """blocks_out f32 [q_heads, blocks, dim + 2]: sum of exp(s - peak) v, peak, sum of exp(s - peak); peak MASKED when empty."""
     keys, blocks, dim = int(step[POSITION]) + 1, args["blocks"], args["head_dim"]
-    s, v = scores_and_values(q.reshape(1, -1), k_cache, v_cache, args, keys)
     size = -(-(-(-keys // BLOCK_KEYS)) // blocks) * BLOCK_KEYS
     blocks_out[..., :dim], blocks_out[..., dim], blocks_out[..., dim + 1] = 0, MASKED, 0
-    for b in range(blocks):
-        part = s[:, 0, b * size : (b + 1) * size]
-        if part.shape[1]:
-            peak = part.max(-1, keepdims=True)
-            p = np.exp(part - peak)
-            blocks_out[:, b, :dim] = np.einsum("hk,hkd->hd", p, v[:, b * size : (b + 1) * size])
-            blocks_out[:, b, dim], blocks_out[:, b, dim + 1] = peak[:, 0], p.sum(-1)
+    for head, (scores, values) in enumerate(decode_heads(q, k_cache, v_cache, args, keys)):
+        for b in range(-(-keys // size)):
+            s, v = (x[b * size : (b + 1) * size] for x in (scores, values))
+            p = np.exp(s - s.max())
+            blocks_out[head, b, :dim], blocks_out[head, b, dim], blocks_out[head, b, dim + 1] = p @ v, s.max(), p.sum()
 
 
 def attn_decode_combine(blocks_in: np.ndarray, out: np.ndarray, step: np.ndarray, args: Mapping) -> None:
     """Joins the blocks of attn_decode_split."""
+    attn_combine_gate(blocks_in, out, step, None, args)
+
+
+def attn_combine_gate(blocks_in: np.ndarray, out: np.ndarray, step: np.ndarray, proj: np.ndarray | None, args: Mapping) -> None:
+    """The same times the output gate."""
     dim = args["head_dim"]
     x = f64(blocks_in)
     factor = np.exp(x[..., dim] - x[..., dim].max(-1, keepdims=True))
     joined = (factor[..., None] * x[..., :dim]).sum(1) / (factor * x[..., dim + 1]).sum(1)[:, None]
-    out[:] = bf16(joined.reshape(-1))
+    if proj is not None:
+        joined *= output_gate(proj, args)
+    out.reshape(-1)[:] = bf16(joined.reshape(-1))
+
+
+# D6: packing changes who loads a KV row, not what is computed.
+attn_decode_packed, attn_decode_packed_gate, attn_decode_packed_split = attn_decode, attn_decode_gate, attn_decode_split

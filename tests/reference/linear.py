@@ -36,6 +36,12 @@ def grouped_gemm(weights: np.ndarray, x: np.ndarray, offsets: np.ndarray, sorted
     return y
 
 
+def grouped_gemm_silu(weights: np.ndarray, x: np.ndarray, offsets: np.ndarray, sorted_rows: np.ndarray, gather_slots: int) -> np.ndarray:
+    """y [total, n] = silu(gate) * up; an expert's 2 n rows are gate rows, then up rows."""
+    gate, up = np.split(grouped_gemm(weights, x, offsets, sorted_rows, gather_slots), 2, axis=1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
 def output_gate(o: np.ndarray, proj: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
     """float64 o * sigmoid(gate); proj holds per head a query, then its gate."""
     gate = to_f32(proj)[:, : heads * 2 * head_dim].reshape(-1, heads, 2, head_dim)[:, :, 1].reshape(o.shape).astype(np.float64)

@@ -25,6 +25,11 @@ def router_topk(logits: np.ndarray, shared_logits: np.ndarray, experts: int, top
 
 def route_plan(expert_ids: np.ndarray, experts: int, tile: int, max_blocks: int):
     """offsets [experts + 1], sorted_rows and row_pos [total], block_map [max_blocks, 4]: a stable sort by expert."""
+    return route_plan_split(expert_ids, experts, tile, max_blocks, 0, 0)[:4]
+
+
+def route_plan_split(expert_ids: np.ndarray, experts: int, tile: int, max_blocks: int, tail_tile: int, max_tail: int):
+    """The same and tail_map [max_tail, 4]: what is left of an expert after whole tiles, if it has at most tail_tile rows."""
     flat = expert_ids.reshape(-1)
     sorted_rows = np.argsort(flat, kind="stable").astype(np.uint32)
     row_pos = np.empty_like(sorted_rows)
@@ -32,10 +37,15 @@ def route_plan(expert_ids: np.ndarray, experts: int, tile: int, max_blocks: int)
     counts = np.bincount(flat, minlength=experts)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint32)
     blocks = [(e, offsets[e] + done, min(tile, counts[e] - done), 0) for e in range(experts) for done in range(0, counts[e], tile)]
-    block_map = np.zeros((max_blocks, 4), np.uint32)
+    return offsets, sorted_rows, row_pos, block_list([b for b in blocks if b[2] > tail_tile], max_blocks), block_list([b for b in blocks if b[2] <= tail_tile], max_tail)
+
+
+def block_list(blocks: list[tuple[int, int, int, int]], size: int) -> np.ndarray:
+    """uint32 [size, 4], unused entries NO_EXPERT."""
+    block_map = np.zeros((size, 4), np.uint32)
     block_map[:, 0] = NO_EXPERT
     block_map[: len(blocks)] = np.array(blocks, np.uint32).reshape(-1, 4)
-    return offsets, sorted_rows, row_pos, block_map
+    return block_map
 
 
 def silu_mul(x: np.ndarray, width: int) -> np.ndarray:
