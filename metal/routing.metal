@@ -79,27 +79,18 @@ struct TileLists {
   uint tile, max_blocks, tail_tile, max_tail;
 };
 
-struct PlanCounts {
-  uint rows, blocks, tails;
-};
-
-METAL_FUNC PlanCounts count_tiles(thread const TileLists& lists, uint rows) {
+// {rows, tiles, tail tiles} of an expert.
+METAL_FUNC uint3 count_tiles(thread const TileLists& lists, uint rows) {
   const uint rest = rows % lists.tile;
   const bool tail = rest > 0 && rest <= lists.tail_tile;
-  return PlanCounts{rows, rows / lists.tile + (rest > 0 && !tail ? 1 : 0), tail ? 1u : 0u};
-}
-
-METAL_FUNC void add_counts(thread PlanCounts& sum, PlanCounts other) {
-  sum.rows += other.rows;
-  sum.blocks += other.blocks;
-  sum.tails += other.tails;
+  return uint3(rows, rows / lists.tile + (rest > 0 && !tail ? 1 : 0), tail ? 1 : 0);
 }
 
 // Sorts the (row, slot) pairs by expert and lists the tiles the grouped GEMMs run. A stable counting sort, so results never
 // depend on which thread came first: each simdgroup counts and later places one contiguous run of pairs.
 METAL_FUNC void plan_routes(device const uint* expert_ids, device uint* offsets, device uint* sorted_rows, device uint* row_pos,
                             uint total, uint experts, thread const TileLists& lists, threadgroup atomic_uint* count,
-                            threadgroup PlanCounts* simdgroup_counts, uint thread_id, uint simdgroup, uint lane) {
+                            threadgroup uint3* simdgroup_counts, uint thread_id, uint simdgroup, uint lane) {
   for (uint i = thread_id; i < kPlanSimdgroups * kMaxExperts; i += kPlanThreads) atomic_store_explicit(&count[i], 0u, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -112,44 +103,44 @@ METAL_FUNC void plan_routes(device const uint* expert_ids, device uint* offsets,
 
   // Exclusive scan over experts, of rows and of tiles; a thread owns kExpertsPerThread neighbouring experts.
   uint rows[kExpertsPerThread];
-  PlanCounts own{0, 0, 0};
+  uint3 own = uint3(0);
   for (uint i = 0; i < kExpertsPerThread; i++) {
     const uint expert = thread_id * kExpertsPerThread + i;
     rows[i] = 0;
     if (expert < experts)
       for (uint s = 0; s < kPlanSimdgroups; s++) rows[i] += atomic_load_explicit(&count[s * kMaxExperts + expert], memory_order_relaxed);
-    add_counts(own, count_tiles(lists, rows[i]));
+    own += count_tiles(lists, rows[i]);
   }
-  PlanCounts at{simd_prefix_exclusive_sum(own.rows), simd_prefix_exclusive_sum(own.blocks), simd_prefix_exclusive_sum(own.tails)};
-  if (lane == 31) simdgroup_counts[simdgroup] = PlanCounts{at.rows + own.rows, at.blocks + own.blocks, at.tails + own.tails};
+  uint3 sum = uint3(simd_prefix_exclusive_sum(own.x), simd_prefix_exclusive_sum(own.y), simd_prefix_exclusive_sum(own.z));
+  if (lane == 31) simdgroup_counts[simdgroup] = sum + own;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  PlanCounts all{0, 0, 0};
+  uint3 all = uint3(0);
   for (uint s = 0; s < kPlanSimdgroups; s++) {
-    const PlanCounts other = simdgroup_counts[s];
-    if (s < simdgroup) add_counts(at, other);
-    add_counts(all, other);
+    if (s < simdgroup) sum += simdgroup_counts[s];
+    all += simdgroup_counts[s];
   }
+  uint row = sum.x, block = sum.y, tail = sum.z;
   for (uint i = 0; i < kExpertsPerThread; i++) {
     const uint expert = thread_id * kExpertsPerThread + i;
     if (expert >= experts) break;
-    offsets[expert] = at.rows;
-    const PlanCounts tiles = count_tiles(lists, rows[i]);
+    offsets[expert] = row;
+    const uint3 tiles = count_tiles(lists, rows[i]);
     uint done = 0;
-    for (uint b = 0; b < tiles.blocks; b++, done += lists.tile, at.blocks++)
-      if (at.blocks < lists.max_blocks) lists.map[at.blocks] = uint4(expert, at.rows + done, min(lists.tile, rows[i] - done), 0);
-    if (tiles.tails) {
-      if (at.tails < lists.max_tail) lists.tail[at.tails] = uint4(expert, at.rows + done, rows[i] - done, 0);
-      at.tails++;
+    for (uint b = 0; b < tiles.y; b++, done += lists.tile, block++)
+      if (block < lists.max_blocks) lists.map[block] = uint4(expert, row + done, min(lists.tile, rows[i] - done), 0);
+    if (tiles.z) {
+      if (tail < lists.max_tail) lists.tail[tail] = uint4(expert, row + done, rows[i] - done, 0);
+      tail++;
     }
     for (uint s = 0; s < kPlanSimdgroups; s++) {       // counts become places
       const uint n = atomic_load_explicit(&count[s * kMaxExperts + expert], memory_order_relaxed);
-      atomic_store_explicit(&count[s * kMaxExperts + expert], at.rows, memory_order_relaxed);
-      at.rows += n;
+      atomic_store_explicit(&count[s * kMaxExperts + expert], row, memory_order_relaxed);
+      row += n;
     }
   }
   if (thread_id == 0) offsets[experts] = total;
-  for (uint i = all.blocks + thread_id; i < lists.max_blocks; i += kPlanThreads) lists.map[i] = uint4(kNoExpert, 0, 0, 0);
-  for (uint i = all.tails + thread_id; i < lists.max_tail; i += kPlanThreads) lists.tail[i] = uint4(kNoExpert, 0, 0, 0);
+  for (uint i = all.y + thread_id; i < lists.max_blocks; i += kPlanThreads) lists.map[i] = uint4(kNoExpert, 0, 0, 0);
+  for (uint i = all.z + thread_id; i < lists.max_tail; i += kPlanThreads) lists.tail[i] = uint4(kNoExpert, 0, 0, 0);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // Placement, 32 pairs at a time in order: a pair follows those of its expert in lower lanes.
@@ -186,7 +177,7 @@ METAL_FUNC void plan_routes(device const uint* expert_ids, device uint* offsets,
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup atomic_uint count[kPlanSimdgroups * kMaxExperts];   // histogram, then the next free sorted row
-  threadgroup PlanCounts simdgroup_counts[kPlanSimdgroups];
+  threadgroup uint3 simdgroup_counts[kPlanSimdgroups];
   const TileLists lists{block_map, block_map, args.tile, args.max_blocks, 0, 0};
   plan_routes(expert_ids, offsets, sorted_rows, row_pos, args.total, args.experts, lists, count, simdgroup_counts, thread_id, simdgroup, lane);
 }
@@ -205,7 +196,7 @@ METAL_FUNC void plan_routes(device const uint* expert_ids, device uint* offsets,
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup atomic_uint count[kPlanSimdgroups * kMaxExperts];
-  threadgroup PlanCounts simdgroup_counts[kPlanSimdgroups];
+  threadgroup uint3 simdgroup_counts[kPlanSimdgroups];
   const TileLists lists{block_map, tail_map, args.tile, args.max_blocks, args.tail_tile, args.max_tail};
   plan_routes(expert_ids, offsets, sorted_rows, row_pos, args.total, args.experts, lists, count, simdgroup_counts, thread_id, simdgroup, lane);
 }

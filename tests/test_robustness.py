@@ -182,4 +182,5 @@ def test_the_command_line_prints_one_line_and_fails(arguments: list[str], names:
 
 
 def test_the_command_line_answers(tmp_path: Path) -> None:
-    assert command("generate", "What is the capital of France?").stdout == "The capital of France is Paris.\n"
+    result = command("generate", "What is the capital of France?")
+    assert (result.returncode, result.stdout) == (0, "The capital of France is Paris.\n"), result.stderr

@@ -31,6 +31,19 @@ struct Submission {
   double gpu_seconds = 0;
 };
 
+// What completion handlers share with their device. Not the device itself: a handler runs on a thread of Metal's, where the last
+// reference to an object that Python knows must not be dropped (that takes the interpreter's lock, or waits for it for ever
+// at exit).
+struct DeviceState {
+  std::mutex mutex;
+  std::condition_variable idle;
+  size_t in_flight = 0;
+  bool queue_failed = false;
+  std::string lost;  // why the device cannot be used any more
+
+  void note_failure(const std::string& text);
+};
+
 class Device : public std::enable_shared_from_this<Device> {
  public:
   explicit Device(std::optional<int> index);
@@ -58,16 +71,10 @@ class Device : public std::enable_shared_from_this<Device> {
   void observe_cost(double estimated_ns, double gpu_seconds);
 
  private:
-  void note_failure(const std::string& text);
-
   id<MTLDevice> metal_;
   id<MTLCommandQueue> queue_;
   pid_t process_;
-  mutable std::mutex mutex_;
-  std::condition_variable idle_;
-  size_t in_flight_ = 0;
-  bool queue_failed_ = false;
-  std::string lost_;  // why the device cannot be used any more
+  std::shared_ptr<DeviceState> state_ = std::make_shared<DeviceState>();
   std::atomic<double> cost_rate_{1.0};
 };
 

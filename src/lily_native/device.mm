@@ -101,17 +101,17 @@ DeviceInfo Device::info() const {
 
 void Device::check_usable() const {
   if (getpid() != process_) throw DeviceError("a Metal device cannot be used after fork(); load the model in the child process, or start it with 'spawn'");
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!lost_.empty()) throw DeviceError(lost_);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  if (!state_->lost.empty()) throw DeviceError(state_->lost);
 }
 
 id<MTLCommandBuffer> Device::new_command_buffer() {
   check_usable();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (queue_failed_) {  // a fault can leave a queue refusing everything: start a fresh one
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    if (state_->queue_failed) {  // a fault can leave a queue refusing everything: start a fresh one
       queue_ = [metal_ newCommandQueue];
-      queue_failed_ = false;
+      state_->queue_failed = false;
     }
   }
   id<MTLCommandBuffer> commands = [queue_ commandBuffer];
@@ -121,16 +121,16 @@ id<MTLCommandBuffer> Device::new_command_buffer() {
 
 std::shared_ptr<Submission> Device::submit(id<MTLCommandBuffer> commands) {
   auto submission = std::make_shared<Submission>();
-  auto self = shared_from_this();
+  auto state = state_;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    in_flight_++;
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->in_flight++;
   }
   [commands addCompletedHandler:^(id<MTLCommandBuffer> completed) {
     std::string error;
     if ([completed status] != MTLCommandBufferStatusCompleted) {
       error = "the GPU could not finish a command buffer: " + describe([completed error]);
-      self->note_failure(error);
+      state->note_failure(error);
     }
     {
       std::lock_guard<std::mutex> lock(submission->mutex);
@@ -139,20 +139,20 @@ std::shared_ptr<Submission> Device::submit(id<MTLCommandBuffer> commands) {
       submission->completed = true;
     }
     submission->changed.notify_all();
-    std::lock_guard<std::mutex> lock(self->mutex_);
-    self->in_flight_--;
-    self->idle_.notify_all();
+    std::lock_guard<std::mutex> lock(state->mutex);
+    state->in_flight--;
+    state->idle.notify_all();
   }];
   [commands commit];
   return submission;
 }
 
-void Device::note_failure(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  queue_failed_ = true;
+void DeviceState::note_failure(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex);
+  queue_failed = true;
   // The system's answer after repeated faults; it does not recover within the process.
   if (text.find("SubmissionsIgnored") != std::string::npos || text.find("ignored") != std::string::npos)
-    lost_ = "the system refuses further GPU work of this process after repeated faults; restart it";
+    lost = "the system refuses further GPU work of this process after repeated faults; restart it";
 }
 
 bool Device::wait(Submission& submission, const InterruptCheck& interrupted) {
@@ -168,8 +168,8 @@ bool Device::wait(Submission& submission, const InterruptCheck& interrupted) {
 }
 
 void Device::drain() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [&] { return in_flight_ == 0; });
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->idle.wait(lock, [&] { return state_->in_flight == 0; });
 }
 
 void Device::drain_all() {
