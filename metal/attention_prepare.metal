@@ -1,11 +1,11 @@
 // Full attention, from the projections to queries and KV cache.
 #include "common.h"
 #include "lanes.h"
+#include "rope.h"
 
 // D4: per-head RMSNorm, RoPE, split and cache write in one kernel, called after the q/k/v projections of a pass. One quad
 // per head of a row: query heads first, then key and value heads. Row r is position step.position + r.
-// RoPE turns the pair (i, i + rotary / 2) of the first rotary_dim values by angle p * inv_freq[i], p = high + low: the two
-// tables hold exact sines for both parts and addition of angles joins them, because a GPU's sine is not good at p = 200,000.
+// RoPE turns the pair (i, i + rotary / 2) of the first rotary_dim values.
 [[kernel, max_total_threads_per_threadgroup(256)]] void attn_prepare(
     device const bfloat* proj [[buffer(0)]],     // [rows, ldp]: per query head [query | gate], keys, values
     device const float* q_norm [[buffer(1)]],    // [head_dim]
@@ -43,8 +43,6 @@
   const float scale = is_value ? 1.0f : precise::rsqrt(mean + args.eps);
   device const float* norm = is_query ? q_norm : k_norm;
   const uint rotary = is_value ? 0 : args.rotary_dim, half_rotary = args.rotary_dim / 2;
-  device const float2* low = rope_lo + (position % args.rope_lo_rows) * half_rotary;
-  device const float2* high = rope_hi + (position / args.rope_lo_rows) * half_rotary;
 
   for (uint d = part * kChunk; d < dim; d += kQuad * kChunk) {
     float value[kChunk], weight[kChunk];
@@ -60,9 +58,8 @@
         if (e >= rotary) break;
         const uint other = e < half_rotary ? e + half_rotary : pair;
         const float partner = float(source[other]) * scale * norm[other];
-        const float2 a = low[pair], b = high[pair];
-        const float cosine = a.x * b.x - a.y * b.y, sine = a.y * b.x + a.x * b.y;
-        value[i] = value[i] * cosine + (e < half_rotary ? -partner : partner) * sine;
+        const float2 turn = rope_turn(rope_lo, rope_hi, position, pair, args);
+        value[i] = value[i] * turn.x + (e < half_rotary ? -partner : partner) * turn.y;
       }
     }
     store_chunk(target + d, value);

@@ -54,6 +54,35 @@ def attn_prepare(
         v_cache[start : start + rows] = v
 
 
+def attn_split(proj: np.ndarray, q: np.ndarray, k: np.ndarray, args: Mapping) -> None:
+    """Queries without gates and keys, copied out of proj bf16 [rows, ldp]."""
+    rows, heads, kv_heads, dim = (args[n] for n in ("rows", "q_heads", "kv_heads", "head_dim"))
+    q[:] = proj[:, : heads * 2 * dim].reshape(rows, heads, 2 * dim)[..., :dim].reshape(rows, -1)
+    k[:] = proj[:, args["k_offset"] :][:, : kv_heads * dim]
+
+
+def attn_qk_norm(q: np.ndarray, k: np.ndarray, q_norm: np.ndarray, k_norm: np.ndarray, args: Mapping) -> None:
+    """RMSNorm of each head in place."""
+    for x, norm in ((q, q_norm), (k, k_norm)):
+        x[:] = bf16(rms(f64(x).reshape(args["rows"], -1, args["head_dim"]), args["eps"]) * f64(norm)).reshape(x.shape)
+
+
+def attn_rope(q: np.ndarray, k: np.ndarray, rope_lo: np.ndarray, rope_hi: np.ndarray, step: np.ndarray, args: Mapping) -> None:
+    """RoPE in place."""
+    position = int(step[POSITION]) + np.arange(args["rows"])
+    low, high = f64(rope_lo)[position % args["rope_lo_rows"]], f64(rope_hi)[position // args["rope_lo_rows"]]
+    angle = np.arctan2(low[..., 1], low[..., 0]) + np.arctan2(high[..., 1], high[..., 0])
+    for x in (q, k):
+        x[:] = bf16(rotate(f64(x).reshape(args["rows"], -1, args["head_dim"]), angle)).reshape(x.shape)
+
+
+def attn_cache_write(k: np.ndarray, proj: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, step: np.ndarray, args: Mapping) -> None:
+    """Keys and values into rows position.. of the caches."""
+    if step[DONE] == RUNNING:
+        rows = slice(int(step[POSITION]), int(step[POSITION]) + args["rows"])
+        k_cache[rows], v_cache[rows] = k, proj[:, args["v_offset"] :][:, : k.shape[1]]
+
+
 def scores_and_values(q, k_cache, v_cache, args, keys):
     """Scores [heads, rows, keys] scaled, values repeated per query head [heads, keys, dim]."""
     heads, kv_heads, dim = args["q_heads"], args["kv_heads"], args["head_dim"]
