@@ -29,12 +29,28 @@ def test_the_block_map_bound_covers_a_partial_tile_per_expert(total: int, tile: 
     assert policy.block_map_size(total, tile, experts) == expected
 
 
-@pytest.mark.parametrize("context,blocks", [(1, 1), (1024, 1), (1025, 3), (32768, 64), (131072, 64)])
-def test_attention_splits_over_blocks_from_its_threshold_on(context: int, blocks: int) -> None:
-    assert policy.attention_blocks(context) == blocks
+@pytest.mark.parametrize("context,fixed,blocks", [(1, True, 1), (256, True, 1), (257, True, 3), (4096, True, 32), (8192, True, 64), (32767, True, 64),
+                                                  (32768, True, 128), (131072, True, 128), (32768, False, 64), (131072, False, 64)])
+def test_attention_splits_from_its_threshold_on_and_takes_fixed_blocks_from_32k(context: int, fixed: bool, blocks: int) -> None:
+    assert policy.attention_blocks(context, fixed) == blocks
 
 
-@pytest.mark.parametrize("keys,end", [(1, 1024), (1024, 1024), (1025, 2048), (131072, 131072)])
+@pytest.mark.parametrize("q,kv,enabled,pack", [(16, 2, True, 4), (8, 1, True, 4), (6, 2, True, 3), (4, 2, True, 2), (4, 4, True, 1), (10, 2, True, 1), (16, 2, False, 1)])
+def test_packing_takes_the_largest_divisor_up_to_four(q: int, kv: int, enabled: bool, pack: int) -> None:
+    assert policy.head_pack(q, kv, enabled) == pack
+
+
+@pytest.mark.parametrize("dim,q,kv,holds", [(256, 16, 2, True), (256, 8, 1, True), (128, 16, 2, False), (256, 16, 4, False)])
+def test_the_fixed_block_path_is_for_the_shape_it_was_measured_with(dim: int, q: int, kv: int, holds: bool) -> None:
+    assert policy.fixed_block_shape(dim, q, kv) is holds
+
+
+@pytest.mark.parametrize("rows,register,chunked,family", [(15, True, True, "gdn"), (16, True, True, "gdn_chunk"), (4096, True, False, "gdn"), (4096, False, True, "gdn_blockwise")])
+def test_the_recurrence_is_chunked_from_one_full_chunk_on(rows: int, register: bool, chunked: bool, family: str) -> None:
+    assert policy.scan_kernel(rows, register, chunked) == family
+
+
+@pytest.mark.parametrize("keys,end", [(1, 256), (256, 256), (257, 512), (1025, 2048), (131072, 131072)])
 def test_context_ranges_end_at_powers_of_two(keys: int, end: int) -> None:
     assert policy.context_range(keys) == end
 

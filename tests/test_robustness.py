@@ -74,12 +74,16 @@ def test_every_objective_c_object_is_released_when_the_model_goes() -> None:
 
 def test_an_interrupt_in_the_middle_of_a_generation_leaves_a_usable_model(model: Any, goldens: list[dict[str, Any]]) -> None:
     live = _native.live_objects()
-    timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT) if False else os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        while True:
-            model.generate(prompt_ids=goldens[10]["prompt_ids"], max_tokens=30)
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with it ignored
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            for _ in range(20):
+                model.generate(prompt_ids=goldens[10]["prompt_ids"], max_tokens=30)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
     reply = model.generate(prompt_ids=goldens[0]["prompt_ids"], max_tokens=40)
     assert list(reply.token_ids) == goldens[0]["greedy_ids"]
     if live is not None:

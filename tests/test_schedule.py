@@ -62,3 +62,17 @@ def test_random_programs_keep_every_conflicting_pair_in_order_and_no_level_is_hi
         for j, later in enumerate(program):
             before = [level[e.id] for e in program[:j] if conflicts(e, later)]
             assert level[later.id] == (max(before) + 1 if before else 0)
+
+
+def test_writers_of_one_group_share_a_level_and_readers_wait_for_all_of_them() -> None:
+    def grouped(id: str, group: str | None, extra: tuple[str, int, int, str] | None = None) -> Dispatch:
+        bindings = [Binding(0, Region("m", 0, 8), "w", None, group)]
+        if extra:
+            bindings.append(Binding(1, Region(extra[0], extra[1], extra[2] - extra[1]), extra[3]))
+        return Dispatch(id, "f", "k", tuple(bindings), 30, "S", (), (1, 1, 1), (32, 1, 1))
+
+    got = levels(dispatch("before", ("m", 0, 8, "r")), dispatch("slow", ("n", 0, 8, "w")), grouped("a", "g"), grouped("b", "g", ("n", 0, 8, "r")),
+                 dispatch("reader", ("m", 2, 4, "r")), grouped("c", "other"))
+    assert got == {"before": 0, "slow": 0, "a": 1, "b": 1, "reader": 2, "c": 3}
+    assert levels(dispatch("slow", ("n", 0, 8, "w")), dispatch("slower", ("n", 0, 8, "rw")), grouped("a", "g"), grouped("b", "g", ("n", 0, 8, "r")),
+                  dispatch("reader", ("m", 2, 4, "r")))["reader"] == 3

@@ -9,7 +9,7 @@ from typing import Any
 from . import _native
 from .errors import DeviceError
 from .kernel_args import structs
-from .policy import Capabilities
+from .policy import APPLE, TUNING, Capabilities
 from .schedule import Dispatch, barriers
 
 LANGUAGE_VERSION = "3.1"  # the floor of Metal Shading Language; tensor operations ask for 4.0
@@ -60,6 +60,7 @@ class Gpu:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
+            tuning=TUNING.get(self.kind, APPLE),
             tensor_ops=bool(self.info["tensor_ops"]),
             max_threads=int(self.info["max_threads"]),
             working_set=int(self.info["working_set"]),

@@ -14,17 +14,24 @@ from .config import ModelConfig
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `kind` selects the lowering; `layer` is -1 outside the layers; `weight` names a weight group."""
+    """One operation. `kind` selects the lowering; `layer` is -1 outside the layers; `weight` names a weight group.
+    `norm` names a norm weight that the operation applies to its input itself (see fusions)."""
 
     kind: str
     layer: int
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     weight: str | None = None
+    norm: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The kind, with the weight group for the kinds that occur several times in a layer: `linear:gdn_in`."""
+        return f"{self.kind}:{self.weight.split('.')[-1]}" if self.kind in ("linear", "expert_linear") and self.weight else self.kind
 
     @property
     def id(self) -> str:
-        name = self.weight.split(".")[-1] if self.kind == "linear" and self.weight else self.kind
+        name = self.name.split(":")[-1]
         return f"L{self.layer}.{name}" if self.layer >= 0 else name
 
 
@@ -53,8 +60,10 @@ def _attention(config: ModelConfig, i: int) -> list[Op]:
     p = f"layers.{i}"
     return [
         _linear(i, f"{p}.attn_in", "x", "proj"),
-        Op("attn_prepare", i, ("proj", f"p:{p}.q_norm", f"p:{p}.k_norm", "p:rope_lo", "p:rope_hi", "step"),
-           ("q", f"kv_k.{i}", f"kv_v.{i}")),
+        Op("attn_split", i, ("proj",), ("q", "k")),
+        Op("attn_qk_norm", i, ("q", "k", f"p:{p}.q_norm", f"p:{p}.k_norm"), ("q", "k")),
+        Op("attn_rope", i, ("q", "k", "p:rope_lo", "p:rope_hi", "step"), ("q", "k")),
+        Op("attn_cache_write", i, ("k", "proj", "step"), (f"kv_k.{i}", f"kv_v.{i}")),
         Op("attention", i, ("q", f"kv_k.{i}", f"kv_v.{i}", "step"), ("mix",)),
         Op("output_gate", i, ("mix", "proj"), ("mix",)),
         _linear(i, f"{p}.attn_out", "mix", "y"),
@@ -71,15 +80,14 @@ def _moe(config: ModelConfig, i: int, groups: frozenset[str]) -> list[Op]:
     ops.append(Op("router_topk", i, ("router_logits", shared), ("expert_ids", "expert_weights")))
     ops.append(Op("route", i, ("expert_ids",), ("offsets", "sorted_rows", "row_pos", "block_map")))
     routed = ("sorted_rows", "block_map", "expert_ids")
-    ops.append(Op("expert_linear", i, ("x", *routed), ("gate_up",), f"{p}.experts_gate_up"))
     if f"{p}.shared_gate_up" in groups:  # the shared expert has a format of its own: a dense pair of launches
         ops.append(_linear(i, f"{p}.shared_gate_up", "x", "shared_gate_up"))
         ops.append(Op("silu_mul_shared", i, ("shared_gate_up",), ("shared_act",)))
-        ops.append(_linear(i, f"{p}.shared_down", "shared_act", "shared_out"))
+        ops.append(_linear(i, f"{p}.shared_down", "shared_act", "expert_out"))
+    ops.append(Op("expert_linear", i, ("x", *routed), ("gate_up",), f"{p}.experts_gate_up"))
     ops.append(Op("silu_mul", i, ("gate_up",), ("act",)))
     ops.append(Op("expert_linear", i, ("act", *routed), ("expert_out",), f"{p}.experts_down"))
-    extra = ("shared_out",) if f"{p}.shared_gate_up" in groups else ()
-    ops.append(Op("moe_combine", i, ("h", "expert_out", "expert_weights", "row_pos", *extra), ("h",)))
+    ops.append(Op("moe_combine", i, ("h", "expert_out", "expert_weights", "row_pos"), ("h",)))
     return ops
 
 

@@ -12,17 +12,36 @@ from .errors import RequestError
 class ExecutionOptions:
     """How a pass is executed. Every switch leaves the mathematics alone; False selects the control path.
 
-    chunk_size: P5, prompt rows per chunk; None lets `policy.chunk_size` choose.
+    fused_dequant: P1, weights are dequantised in the tile that multiplies them; False: a pass of its own writes them as bf16
+        to scratch memory, which the matrix kernel reads back.
+    gpu_routing: P2, routing stays on the GPU; False: each layer stops for the CPU to look at the routing (prefill).
     tile_by_load: P3, matrix tiles matched to the rows an expert has; False: 16-row tiles always.
+    register_scan: P4, the recurrent state stays in registers over a pass; False: blockwise through memory.
+    chunked_gdn: P4, prefill evaluates the recurrence in chunks on matrix tiles; False: row by row.
+    chunk_size: P5, prompt rows per chunk; None lets `policy.chunk_size` choose.
     gpu_token_handoff: D2, the sampled token goes straight into the next step's slot and steps run ahead; False: the
         token returns to the CPU after each step.
     concurrent_pass: D3, one concurrent pass with barriers only between levels; False: a serial pass.
+    fused_chains: D4, the four fused chains; False: every operation is a launch of its own.
+    extended_fusion: the fusions past D4 (`fusions.FUSIONS`); needs fused_chains.
+    coalesced_kv: D5, neighbouring threads read neighbouring bytes of a KV row; False: strided.
+    gqa_packing: D6, up to four query heads of a KV head share each loaded KV row; False: one query head a threadgroup.
+    fixed_block_attention: D7, equal key blocks in parallel from 32K keys on; False: the general path always.
     """
 
-    chunk_size: int | None = None
+    fused_dequant: bool = True
+    gpu_routing: bool = True
     tile_by_load: bool = True
+    register_scan: bool = True
+    chunked_gdn: bool = True
+    chunk_size: int | None = None
     gpu_token_handoff: bool = True
     concurrent_pass: bool = True
+    fused_chains: bool = True
+    extended_fusion: bool = True
+    coalesced_kv: bool = True
+    gqa_packing: bool = True
+    fixed_block_attention: bool = True
 
     def __post_init__(self) -> None:
         size = self.chunk_size

@@ -9,9 +9,35 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Launch shapes of a kind of device. Row APPLE comes from the article, MLX and ggml and is never changed by figures from
+    other devices; those have rows of their own.
+
+    small_threads: threads of the GEMV family; max_groups: threadgroups over which rows are shared out (0 = by rows alone);
+    decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
+    (0 = one per 32 columns)."""
+
+    small_threads: int = 64
+    max_groups: int = 0
+    decode_threads: int = 256
+    split_threads: int = 128
+    step_threads: int = 64
+    step_blocks: int = 0
+    combine_parts: int = 4
+
+
+APPLE = Tuning()
+# Few cores that run one threadgroup at a time each: a thread start costs as much as a row, so few and narrow threadgroups
+# (measured on two x86-64 cores: GEMV of 6144 x 256 four times as fast with 8 groups of 32 as with 192 of 64).
+FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1)
+TUNING = {"metal": APPLE, "cpu": FEW_CORES}
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What policy may know of a device."""
 
+    tuning: Tuning = APPLE
     tensor_ops: bool = False
     max_threads: int = 1024
     working_set: int = 1 << 62
@@ -27,12 +53,17 @@ class Thresholds:
     gemv_max_rows: int = 4
     # P3: mean rows per expert from which a 32-row tile is filled well enough; fewer rows waste half of it.
     tile32_min_mean_rows: float = 12.0
-    # One threadgroup per query head walks this many keys alone before a split over threadgroups is worth its second
-    # launch (one stage costs about 4.3 µs on an M5 Max, about the time to read 1,024 KV rows by one threadgroup).
-    attention_split_min_keys: int = 1024
-    # Keys per split block: long enough to amortise the combine, short enough to fill 40 cores at 16K.
-    attention_keys_per_block: int = 512
+    # Up to so many keys the threadgroups of the KV heads walk all keys alone: a split would add a stage (about 4.3 µs on an
+    # M5 Max) to save less. Above, a stage that reads over a megabyte must fill 40 cores twice.
+    attention_split_min_keys: int = 256
+    # Keys per block of the general path's split: 80 threadgroups from 2,560 keys on at four packs of query heads.
+    attention_keys_per_block: int = 128
     attention_max_blocks: int = 64
+    # D7: from here on a fixed number of equal blocks; the article switches at 32K.
+    fixed_block_min_keys: int = 32768
+    fixed_blocks: int = 128
+    # P4: chunks of 16 rows on matrix tiles win from one full chunk on (kRows in gdn_chunk.metal).
+    chunked_gdn_min_rows: int = 16
     # P5: 2,048 rows keep the arena of the 35B below 200 MB and reach the flat part of the prefill curve (MLX-LM's choice).
     chunk_rows: int = 2048
     # Logits of every row (teacher forcing) are float32 x vocabulary: bound that buffer.
@@ -60,11 +91,34 @@ def block_map_size(total: int, tile: int, experts: int) -> int:
     return -(-total // tile) + min(experts, total)
 
 
-def attention_blocks(context: int, t: Thresholds = THRESHOLDS) -> int:
-    """Key blocks of decode attention for contexts up to `context`; 1 = the general path of one threadgroup a head."""
+def attention_blocks(context: int, fixed_blocks: bool = True, t: Thresholds = THRESHOLDS) -> int:
+    """Key blocks of decode attention for contexts up to `context`; 1 = one threadgroup walks all keys of its heads. From
+    32K on the fixed-block path (D7), in its control the general path's split."""
     if context <= t.attention_split_min_keys:
         return 1
+    if fixed_blocks and context >= t.fixed_block_min_keys:
+        return t.fixed_blocks
     return min(t.attention_max_blocks, -(-context // t.attention_keys_per_block))
+
+
+def fixed_block_shape(head_dim: int, q_heads: int, kv_heads: int) -> bool:
+    """D7 holds for the shape it was measured with: head_dim 256, eight query heads a KV head."""
+    return head_dim == 256 and q_heads == 8 * kv_heads
+
+
+def head_pack(q_heads: int, kv_heads: int, enabled: bool) -> int:
+    """D6: query heads of one KV head that a threadgroup serves: the largest of 4, 3, 2, 1 that divides them."""
+    if not enabled:
+        return 1
+    group = q_heads // kv_heads
+    return next(p for p in (4, 3, 2, 1) if group % p == 0)
+
+
+def scan_kernel(rows: int, register_scan: bool, chunked: bool, t: Thresholds = THRESHOLDS) -> str:
+    """P4: family of the recurrence: `gdn_chunk` on matrix tiles, `gdn` with the state in registers, or the control."""
+    if not register_scan:
+        return "gdn_blockwise"
+    return "gdn_chunk" if chunked and rows >= t.chunked_gdn_min_rows else "gdn"
 
 
 def context_range(keys: int, t: Thresholds = THRESHOLDS) -> int:

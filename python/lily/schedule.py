@@ -28,12 +28,14 @@ class Region:
 @dataclass(frozen=True)
 class Binding:
     """A region at a kernel's buffer index. `mode`: "r", "w" or "rw". `touched`: bytes really moved, for the cost model
-    (a gather reads fewer bytes than it may address); None means all of the region."""
+    (a gather reads fewer bytes than it may address); None means all of the region. `group`: writers of one group write
+    disjoint parts of the region in an order that only the GPU knows (P3's two tile lists), so they do not conflict."""
 
     index: int
     region: Region
     mode: str
     touched: int | None = None
+    group: str | None = None
 
     @property
     def moved(self) -> int:
@@ -71,46 +73,72 @@ class Dispatch:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
+class _Segment:
+    """A byte range of a buffer with the levels that touched it: the last write, the latest read since; and, while the last
+    writers are a group, what stood before the group."""
+
+    __slots__ = ("end", "group", "read", "read_before", "start", "write", "write_before")
+
+    def __init__(self, start: int, end: int, write: int = -1, read: int = -1, group: str | None = None, write_before: int = -1, read_before: int = -1) -> None:
+        self.start, self.end, self.write, self.read = start, end, write, read
+        self.group, self.write_before, self.read_before = group, write_before, read_before
+
+    def required(self, mode: str, group: str | None) -> int:
+        """The lowest level that an access may have."""
+        if group is not None and group == self.group:
+            return max(self.write_before, self.read_before) + 1
+        return max(self.write, self.read if "w" in mode else -1) + 1
+
+    def record(self, mode: str, group: str | None, level: int) -> None:
+        if "w" not in mode:
+            self.read = max(self.read, level)
+            return
+        if group is None or group != self.group:
+            self.group, self.write_before, self.read_before = group, self.write, self.read
+        self.write = max(self.write, level)
+        if "r" in mode:
+            self.read = max(self.read, level)
+
+
 class _Ranges:
-    """What one buffer has seen: disjoint segments with the level of the last write and of the latest read since."""
+    """What one buffer has seen: disjoint segments in order."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
-        self.segments: list[list[int]] = []  # [start, end, last write level, last read level]
+        self.segments: list[_Segment] = []
 
     def _cut(self, at: int) -> None:
         i = bisect_left(self.starts, at)
         if i > 0:
             s = self.segments[i - 1]
-            if s[0] < at < s[1]:
-                self.segments.insert(i, [at, s[1], s[2], s[3]])
-                self.starts.insert(i, at)
-                s[1] = at
+            if s.start < at < s.end:
+                self._insert(_Segment(at, s.end, s.write, s.read, s.group, s.write_before, s.read_before))
+                s.end = at
 
-    def overlapping(self, start: int, end: int) -> list[list[int]]:
+    def overlapping(self, start: int, end: int) -> list[_Segment]:
         self._cut(start)
         self._cut(end)
         i = bisect_left(self.starts, start)
         out = []
-        while i < len(self.segments) and self.segments[i][0] < end:
+        while i < len(self.segments) and self.segments[i].start < end:
             out.append(self.segments[i])
             i += 1
         return out
 
-    def add(self, start: int, end: int) -> None:
-        """Covers the gaps of [start, end) with untouched segments."""
+    def cover(self, start: int, end: int) -> None:
+        """Fills the gaps of [start, end) with untouched segments."""
         at = start
         for s in self.overlapping(start, end):
-            if at < s[0]:
-                self._insert(at, s[0])
-            at = s[1]
+            if at < s.start:
+                self._insert(_Segment(at, s.start))
+            at = s.end
         if at < end:
-            self._insert(at, end)
+            self._insert(_Segment(at, end))
 
-    def _insert(self, start: int, end: int) -> None:
-        i = bisect_left(self.starts, start)
-        self.starts.insert(i, start)
-        self.segments.insert(i, [start, end, -1, -1])
+    def _insert(self, segment: _Segment) -> None:
+        i = bisect_left(self.starts, segment.start)
+        self.starts.insert(i, segment.start)
+        self.segments.insert(i, segment)
 
 
 def assign_levels(dispatches: Iterable[Dispatch]) -> list[Dispatch]:
@@ -118,27 +146,19 @@ def assign_levels(dispatches: Iterable[Dispatch]) -> list[Dispatch]:
     seen: dict[str, _Ranges] = {}
     out = []
     for d in dispatches:
-        level = 0
         touched = []
         for b in d.bindings:
             if b.region.nbytes == 0:
                 continue
             ranges = seen.setdefault(b.region.buffer, _Ranges())
             start, end = b.region.offset, b.region.offset + b.region.nbytes
-            ranges.add(start, end)
-            touched.append((ranges, start, end, b.mode))
-        for ranges, start, end, mode in touched:
+            ranges.cover(start, end)
+            touched.append((ranges, start, end, b))
+        # Two passes: cutting a range for one binding may split the segments of another.
+        level = max((s.required(b.mode, b.group) for ranges, start, end, b in touched for s in ranges.overlapping(start, end)), default=0)
+        for ranges, start, end, b in touched:
             for s in ranges.overlapping(start, end):
-                level = max(level, s[2] + 1)
-                if "w" in mode:
-                    level = max(level, s[3] + 1)
-        for ranges, start, end, mode in touched:
-            for s in ranges.overlapping(start, end):
-                if "w" in mode:
-                    s[2] = max(s[2], level)
-                    s[3] = max(s[3], level) if mode == "rw" else s[3]
-                else:
-                    s[3] = max(s[3], level)
+                s.record(b.mode, b.group, level)
         out.append(replace(d, level=level))
     out.sort(key=lambda d: d.level)
     return out
@@ -157,6 +177,7 @@ def conflicts(a: Dispatch, b: Dispatch) -> bool:
         and x.region.offset < y.region.offset + y.region.nbytes
         and y.region.offset < x.region.offset + x.region.nbytes
         and ("w" in x.mode or "w" in y.mode)
+        and (x.group is None or x.group != y.group)
         for x in a.bindings
         for y in b.bindings
     )

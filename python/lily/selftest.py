@@ -68,8 +68,9 @@ def _gemv(gpu: Gpu, rng: np.random.Generator) -> float:
     n, k = 200, 512
     words, scales, biases, dense = _quantised(rng, n, k)
     x, y = _bf16(rng.normal(size=(1, k))), _poison(1, n)
+    threads, groups = geo.gemv(n, k, gpu.capabilities.tuning)
     _run(gpu, "gemv", "gemv_bf16_b4_g64", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemvArgs", {"rows": 1, "n": n, "k": k, "ldx": k, "ldy": n}, 5,
-         (-(-n // geo.gemv_rows(n, k, 4)), 1, 1), geo.GEMV_THREADS)
+         (groups, 1, 1), threads)
     return _relative(bf16_to_f32(y), bf16_to_f32(x) @ dense.T)
 
 

@@ -81,6 +81,24 @@ class PlanContext:
     def max_blocks(self) -> int:
         return policy.block_map_size(self.total, self.tile, self.expert_count)
 
+    @property
+    def split_tiles(self) -> bool:
+        """P3: a list of 32-row tiles and a list of 16-row tiles for what is left of each expert, both in one level."""
+        return self.tile == 32
+
+    @property
+    def max_tail(self) -> int:
+        return min(self.expert_count, self.total) if self.split_tiles else 0
+
+    @property
+    def key_blocks(self) -> int:
+        """Key blocks of decode attention (D7)."""
+        if self.phase != "decode":
+            return 1
+        c = self.config
+        fixed = self.options.fixed_block_attention and policy.fixed_block_shape(c.head_dim, c.q_heads, c.kv_heads)
+        return policy.attention_blocks(self.context, fixed)
+
     # -- where values live ---------------------------------------------------------------------------------------------
     def value_bytes(self) -> dict[str, int]:
         """Bytes of every activation of a pass; bf16 unless the comment says otherwise."""
@@ -89,19 +107,22 @@ class PlanContext:
         ba = max((row_stride(g) for n, g in self.groups.items() if n.endswith(".gdn_ba")), default=0)
         hidden, gdn_v, att = c.hidden_size, c.value_width, c.q_width
         shared = c.shared_width
-        blocks = policy.attention_blocks(self.context)
+        blocks = self.key_blocks
+        scratch = max((max(1, g.experts) * g.n * g.k for g in self.groups.values() if g.bits != 16 and g.name != "embed"), default=0)
         return {
             "ids": 4 * r,
             "h": 2 * r * hidden, "x": 2 * r * hidden, "y": 2 * r * hidden,
             "proj": 2 * r * proj, "ba": 2 * r * ba,
             "conv": 2 * r * c.conv_channels,
             "beta": 4 * r * c.v_heads, "decay": 4 * r * c.v_heads,  # f32
+            "k": 2 * r * c.kv_width,
             "scan": 2 * r * gdn_v, "mix": 2 * r * max(gdn_v, att), "q": 2 * r * att,
-            "attn_partial": 4 * c.q_heads * blocks * (c.head_dim + 2) if r == 1 and blocks > 1 else 0,  # f32
+            "attn_partial": 4 * c.q_heads * blocks * (c.head_dim + 2) if blocks > 1 else 0,  # f32
             "router_logits": 4 * r * (c.num_experts + 1), "shared_logit": 4 * r,  # f32
             "expert_ids": 4 * s, "expert_weights": 4 * s,  # uint, f32
             "offsets": 4 * (self.expert_count + 1), "sorted_rows": 4 * s, "row_pos": 4 * s,  # uint
-            "block_map": 16 * self.max_blocks,  # uint4
+            "block_map": 16 * self.max_blocks, "tail_map": 16 * self.max_tail,  # uint4
+            "expanded": 0 if self.options.fused_dequant or self.phase == "decode" else 2 * scratch,  # P1's control
             "gate_up": 2 * s * 2 * c.expert_width, "act": 2 * s * c.expert_width, "expert_out": 2 * s * hidden,
             "shared_gate_up": 0 if self.shared_joined else 2 * r * 2 * shared,
             "shared_act": 0 if self.shared_joined else 2 * r * shared,
@@ -116,6 +137,8 @@ class PlanContext:
         for name, nbytes in self.value_bytes().items():
             out[name] = Region("arena", at, nbytes)
             at += aligned(nbytes)
+        if self.phase == "decode":  # a gate with a format of its own still stands behind the experts' logits
+            out["shared_logit"] = out["router_logits"].slice(4 * self.config.num_experts)
         return out
 
     def arena_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..fusions import fuse
 from ..graph import head_ops, model_ops
 from ..schedule import Dispatch, Region, assign_levels
 from .context import Builder, PlanContext
@@ -15,5 +16,6 @@ def decode_plan(ctx: PlanContext, fixed: dict[str, Region], *, sampled: bool, st
     b = Builder(ctx, fixed)
     ops = model_ops(ctx.config, frozenset(ctx.groups))
     ops[0] = replace(ops[0], reads=("step",))
-    lower(b, [*ops, *head_ops(ctx.config, sampled)], sampled, stop_count)
+    fused, _ = fuse([*ops, *head_ops(ctx.config, sampled)], "decode", ctx.options, ctx.shared_joined)
+    lower(b, fused, sampled, stop_count)
     return assign_levels(b.out)

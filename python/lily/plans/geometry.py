@@ -5,6 +5,8 @@ Every value here has its twin in a kernel; the comment names it. A grid is alway
 
 from __future__ import annotations
 
+from ..policy import Tuning
+
 Grid = tuple[int, int, int]
 
 
@@ -12,20 +14,32 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-# gemv.metal: kGemvThreads, kRowsPerPass; each simdgroup takes kRowsPerPass rows for each of its lane groups.
-GEMV_THREADS = MOE_GEMV_THREADS = 64
+# gemv.metal: kGemvThreads (at most), kRowsPerPass; each simdgroup takes kRowsPerPass rows for each of its lane groups.
 _GEMV_ROWS_PER_PASS = 4
 
 
-def gemv_rows(n: int, k: int, bits: int) -> int:
-    """Rows a GEMV threadgroup covers: k / 32 lanes (a power of two, at most 32) share a row, the rest take more rows."""
+def shared_out(groups: int, tuning: Tuning) -> int:
+    """Threadgroups for kernels that share their rows out over any number of them."""
+    return min(groups, tuning.max_groups) if tuning.max_groups else groups
+
+
+def gemv(n: int, k: int, tuning: Tuning) -> tuple[int, int]:
+    """(threads, groups): k / 32 lanes (a power of two, at most 32) share a row, the rest take more rows."""
     lanes = 1
     while lanes < k // 32 and lanes < 32:
         lanes *= 2
-    return _GEMV_ROWS_PER_PASS * (32 // lanes) * (GEMV_THREADS // 32)
+    rows = _GEMV_ROWS_PER_PASS * (32 // lanes) * (tuning.small_threads // 32)
+    return tuning.small_threads, shared_out(_ceil(n, rows), tuning)
 
 
-moe_gemv_rows = gemv_rows
+def team_threads(k: int, most: int, tuning: Tuning) -> int:
+    """team_gemv.h: all threads of a group share each row, 32 inputs a thread."""
+    return 32 if k <= 1024 or tuning.max_groups else min(most, 32 * _ceil(k, 1024))
+
+
+# fused_projection.metal, moe_decode.metal: most threads, outputs a group when a GPU is to be filled.
+NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
+TEAM_ROWS, ROUTER_ROWS, GATE_UP_COLUMNS = 16, 4, 8
 
 # tile.h: kTileColumns, kTileThreads; gemm.metal: rows of its tile.
 GEMM_COLUMNS = 64
@@ -89,12 +103,27 @@ def scan_grid(dv: int, heads: int) -> Grid:
     return (dv // _SCAN_COLUMNS, heads, 1)
 
 
+# gdn_chunk.metal, gdn_blockwise.metal: eight columns a simdgroup, a column a quad.
+CHUNK_SCAN_THREADS = 128
+
+
+def chunk_scan_grid(dv: int, heads: int) -> Grid:
+    return (_ceil(dv, CHUNK_SCAN_THREADS // _QUAD), heads, 1)
+
+
+# gdn_step.metal: columns of a block are a multiple of 16, 32 fill a GPU with 128 threadgroups.
+def step_grid(dv: int, heads: int, tuning: Tuning) -> Grid:
+    return (tuning.step_blocks or max(1, dv // 32), heads, 1)
+
+
+def scan_norm_threads(tuning: Tuning) -> int:
+    return 32 if tuning.max_groups else 256
+
+
 # attention_prepare.metal, attention_decode.metal (kMaxSimdgroups), attention_prefill.metal (8 query rows a simdgroup).
 ATTN_PREPARE_FAMILY, ATTN_DECODE_FAMILY, ATTN_PREFILL_FAMILY = "attention_prepare", "attention_decode", "attention_prefill"
 ROPE_LO_ROWS = 512
-ATTN_DECODE_THREADS = 256
-ATTN_SPLIT_THREADS = 128
-ATTN_COMBINE_THREADS = 256
+ATTN_COMBINE_THREADS = 64
 ATTN_PREFILL_THREADS = 128
 ATTN_QUERIES = 32
 
@@ -103,3 +132,6 @@ ARGMAX_THREADS = 128
 SAMPLE_THREADS = 256
 FINISH_THREADS = 32
 ADVANCE_THREADS = 32
+
+# dequantise.metal: 32 weights a thread and step.
+DEQUANTISE_THREADS = 64

@@ -46,12 +46,29 @@ def linear(b: Builder, op: Op) -> None:
     bindings = [*weight_bindings(b, g), b.bind(3, op.reads[0], "r", 2 * rows * g.k), b.bind(4, target, "w", rows * g.n * (4 if kind == "f32" else 2))]
     macs = rows * g.n * g.k
     if policy.use_gemv("decode" if op.weight == "lm_head" else b.ctx.phase, rows):  # the head leaves no state behind
-        per_group = geo.gemv_rows(g.n, g.k, g.bits)
-        b.emit(op.id, "gemv", f"gemv_{kind}_{g.suffix}", bindings, 5, "GemvArgs", args,
-               (-(-g.n // per_group), rows, 1), geo.GEMV_THREADS, macs)
+        threads, groups = geo.gemv(g.n, g.k, b.ctx.capabilities.tuning)
+        b.emit(op.id, "gemv", f"gemv_{kind}_{g.suffix}", bindings, 5, "GemvArgs", args, (groups, rows, 1), threads, macs)
     else:
-        b.emit(op.id, "gemm", f"gemm_{kind}_{g.suffix}", bindings, 5, "GemmArgs", args,
+        if expanded(b, op, g):
+            bindings[:3] = [b.bind(0, "expanded", "r", 2 * g.n * g.k)]
+        b.emit(op.id, "gemm", f"gemm_{kind}_{matrix_suffix(b, g)}", bindings, 5, "GemmArgs", args,
                (-(-g.n // geo.GEMM_COLUMNS), -(-rows // geo.GEMM_ROWS), 1), geo.GEMM_THREADS, macs)
+
+
+def expanded(b: Builder, op: Op, g: Group) -> bool:
+    """P1's control: the whole weight group is dequantised to scratch memory by a pass of its own. Whether that was done."""
+    if b.ctx.options.fused_dequant or g.bits == 16:
+        return False
+    rows = max(1, g.experts) * g.n
+    groups = geo.shared_out(-(-rows * g.k // (32 * 4 * geo.DEQUANTISE_THREADS)), b.ctx.capabilities.tuning)
+    b.emit(f"{op.id}_dequantise", "dequantise", f"dequantise_{g.suffix}", [*weight_bindings(b, g), b.bind(3, "expanded", "w", 2 * rows * g.k)], 4,
+           "DequantiseArgs", {"rows": rows, "k": g.k}, (groups, 1, 1), geo.DEQUANTISE_THREADS)
+    return True
+
+
+def matrix_suffix(b: Builder, g: Group) -> str:
+    """Format of the operand that a matrix kernel reads."""
+    return g.suffix if b.ctx.options.fused_dequant else "w16"
 
 
 def router_topk(b: Builder, op: Op) -> None:
@@ -72,32 +89,54 @@ def route(b: Builder, op: Op) -> None:
     ctx = b.ctx
     if ctx.expert_gemv:
         return
-    args = {"total": ctx.total, "experts": ctx.expert_count, "tile": ctx.tile, "max_blocks": ctx.max_blocks}
-    b.emit(op.id, "routing", "route_plan",
-           [b.bind(0, "expert_ids"), b.bind(1, "offsets", "w"), b.bind(2, "sorted_rows", "w"), b.bind(3, "row_pos", "w"),
-            b.bind(4, "block_map", "w")], 5, "RouteArgs", args, (1, 1, 1), geo.ROUTE_THREADS)
+    lists = [b.bind(0, "expert_ids"), b.bind(1, "offsets", "w"), b.bind(2, "sorted_rows", "w"), b.bind(3, "row_pos", "w"), b.bind(4, "block_map", "w")]
+    args: dict[str, float | int] = {"total": ctx.total, "experts": ctx.expert_count, "tile": ctx.tile, "max_blocks": ctx.max_blocks}
+    if ctx.split_tiles:
+        b.emit(op.id, "routing", "route_plan_split", [*lists, b.bind(6, "tail_map", "w")], 5, "RouteSplitArgs",
+               {**args, "tail_tile": 16, "max_tail": ctx.max_tail}, (1, 1, 1), geo.ROUTE_THREADS)
+    else:
+        b.emit(op.id, "routing", "route_plan", lists, 5, "RouteArgs", args, (1, 1, 1), geo.ROUTE_THREADS)
 
 
 def expert_linear(b: Builder, op: Op) -> None:
     """The routed (and joined shared) experts: one GEMV per (row, slot), or grouped GEMM over the block map (P1, P3)."""
     assert op.weight is not None
-    g, c, ctx = b.ctx.groups[op.weight], b.config, b.ctx
+    g, ctx = b.ctx.groups[op.weight], b.ctx
     down = op.weight.endswith("experts_down")
-    touched = min(1.0, ctx.total / max(1, g.experts))
     source, target = ("act", "expert_out") if down else ("x", "gate_up")
-    bindings = [*weight_bindings(b, g, touched), b.bind(3, source), b.bind(4, target, "w")]
-    macs = ctx.total * g.n * g.k
-    if ctx.expert_gemv:
-        args = {"rows": ctx.rows, "slots": ctx.slots, "n": g.n, "k": g.k, "ldx": g.k, "ldy": g.n, "per_slot": int(down),
-                "experts": max(1, g.experts)}
-        per_group = geo.moe_gemv_rows(g.n, g.k, g.bits)
-        b.emit(op.id or "", "gemv", f"moe_gemv_bf16_{g.suffix}", [*bindings, b.bind(6, "expert_ids")], 5, "MoeGemvArgs",
-               args, (-(-g.n // per_group), ctx.total, 1), geo.MOE_GEMV_THREADS, macs)
+    share = min(1.0, ctx.total / max(1, g.experts))
+    if not ctx.expert_gemv:
+        grouped_gemm(b, op, g, source, target, "grouped_gemm_bf16", g.n, geo.GEMM_COLUMNS, share)
         return
-    args = {"n": g.n, "k": g.k, "ldx": g.k, "ldy": g.n, "gather_slots": 0 if down else ctx.slots, "experts": max(1, g.experts)}
-    b.emit(op.id, "grouped_gemm", f"grouped_gemm_bf16_{g.suffix}_m{ctx.tile}",
-           [*bindings, b.bind(6, "block_map"), b.bind(7, "sorted_rows")], 5, "GroupedGemmArgs", args,
-           (-(-g.n // geo.GEMM_COLUMNS), ctx.max_blocks, 1), geo.GEMM_THREADS, macs)
+    args = {"rows": ctx.rows, "slots": ctx.slots, "n": g.n, "k": g.k, "ldx": g.k, "ldy": g.n, "per_slot": int(down), "experts": max(1, g.experts)}
+    threads, groups = geo.gemv(g.n, g.k, ctx.capabilities.tuning)
+    b.emit(op.id, "gemv", f"moe_gemv_bf16_{g.suffix}",
+           [*weight_bindings(b, g, share), b.bind(3, source), b.bind(4, target, "w"), b.bind(6, "expert_ids")], 5, "MoeGemvArgs", args,
+           (groups, ctx.total, 1), threads, ctx.total * g.n * g.k)
+
+
+def expert_linear_silu(b: Builder, op: Op) -> None:
+    """E5: gate and up with the activation as the epilogue."""
+    assert op.weight is not None
+    g = b.ctx.groups[op.weight]
+    share = min(1.0, b.ctx.total / max(1, g.experts))
+    grouped_gemm(b, op, g, "x", "act", "grouped_gemm_silu_bf16", b.config.expert_width, geo.GEMM_COLUMNS // 2, share)
+
+
+def grouped_gemm(b: Builder, op: Op, g: Group, source: str, target: str, kernel: str, n: int, columns: int, share: float) -> None:
+    """One launch per tile list. With split lists (P3) the tail's 16-row tiles run in the same level, on rows that the big
+    list does not have."""
+    ctx = b.ctx
+    weights = weight_bindings(b, g, share)
+    if expanded(b, op, g):
+        weights = [b.bind(0, "expanded", "r")]
+    args = {"n": n, "k": g.k, "ldx": g.k, "ldy": n, "gather_slots": ctx.slots if source == "x" else 0, "experts": max(1, g.experts)}
+    lists = [("block_map", ctx.tile, ctx.max_blocks, "")] + ([("tail_map", 16, ctx.max_tail, "_tail")] if ctx.split_tiles else [])
+    for name, tile, blocks, suffix in lists:
+        write = Binding(4, b.region(target), "w", None if not suffix else 0, op.id)
+        b.emit(op.id + suffix, "grouped_gemm", f"{kernel}_{matrix_suffix(b, g)}_m{tile}",
+               [*weights, b.bind(3, source), write, b.bind(6, name), b.bind(7, "sorted_rows")], 5, "GroupedGemmArgs", args,
+               (-(-n // columns), blocks, 1), geo.GEMM_THREADS, ctx.total * g.n * g.k if not suffix else 0)
 
 
 def silu_mul(b: Builder, op: Op) -> None:

@@ -48,13 +48,16 @@ def gdn_scan(b: Builder, op: Op) -> None:
     c, ctx = b.config, b.ctx
     ring = f"gdn.{op.layer}"
     slot = b.region(ring).nbytes // 3
-    b.emit(op.id, "gdn", f"gdn_scan_d{c.dk}",
+    family = policy.scan_kernel(ctx.rows, ctx.options.register_scan, ctx.options.chunked_gdn and ctx.phase == "prefill")
+    function = {"gdn": "gdn_scan", "gdn_chunk": "gdn_chunk", "gdn_blockwise": "gdn_scan_blockwise"}[family]
+    grid, threads = geo.scan_grid(c.dv, c.v_heads), geo.SCAN_THREADS
+    if family != "gdn":
+        grid, threads = geo.chunk_scan_grid(c.dv, c.v_heads), geo.CHUNK_SCAN_THREADS
+    b.emit(op.id, family, f"{function}_d{c.dk}",
            [b.bind(0, "conv"), b.bind(1, "decay"), b.bind(2, "beta"), b.bind(3, ring, "rw", slot), b.bind(4, "scan", "w"),
             b.bind(5, "step")], 6, "ScanArgs",
-           {"rows": ctx.rows, "k_heads": c.k_heads, "v_heads": c.v_heads, "dk": c.dk,
-            "dv": c.dv, "ldc": c.conv_channels, "ring_stride": slot // 4},
-           geo.scan_grid(c.dv, c.v_heads), geo.SCAN_THREADS,
-           macs=2 * ctx.rows * c.v_heads * c.dv * c.dk)
+           {"rows": ctx.rows, "k_heads": c.k_heads, "v_heads": c.v_heads, "dk": c.dk, "dv": c.dv, "ldc": c.conv_channels, "ring_stride": slot // 4},
+           grid, threads, macs=2 * ctx.rows * c.v_heads * c.dv * c.dk)
 
 
 def gdn_gated_norm(b: Builder, op: Op) -> None:
@@ -87,22 +90,26 @@ def attention(b: Builder, op: Op) -> None:
     """Causal attention: matrix tiles for several rows; for one row a general path or a split over key blocks (D7)."""
     c, ctx = b.config, b.ctx
     keys = 2 * ctx.context * c.kv_heads * c.head_dim
-    blocks = policy.attention_blocks(ctx.context) if ctx.phase == "decode" else 1
+    blocks, tuning = ctx.key_blocks, ctx.capabilities.tuning
+    pack = policy.head_pack(c.q_heads, c.kv_heads, ctx.options.gqa_packing)
+    packed = "_packed" if ctx.options.gqa_packing else ""
+    strided: tuple[tuple[int, str, bool], ...] = () if ctx.options.coalesced_kv else ((1, "bool", True),)  # D5's control
     args = {"rows": ctx.rows, "q_heads": c.q_heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "blocks": blocks,
             "scale": 1.0 / math.sqrt(c.head_dim)}
+    # Without packing (D6) every query head of a KV head loads its rows again; the caches may hide that, the kernel asks for it.
     k, v = b.bind(1, f"kv_k.{op.layer}", "r", keys), b.bind(2, f"kv_v.{op.layer}", "r", keys)
     macs = 2 * ctx.rows * c.q_heads * ctx.context * c.head_dim
     if ctx.phase == "prefill":
         b.emit(op.id, geo.ATTN_PREFILL_FAMILY, "attn_prefill", [b.bind(0, "q"), k, v, b.bind(3, "mix", "w"), b.bind(4, "step")], 5, "AttnArgs",
                args, (c.q_heads, -(-ctx.rows // geo.ATTN_QUERIES), 1), geo.ATTN_PREFILL_THREADS, macs, ((0, "uint", c.head_dim),))
     elif blocks == 1:
-        b.emit(op.id, geo.ATTN_DECODE_FAMILY, "attn_decode", [b.bind(0, "q"), k, v, b.bind(3, "mix", "w"), b.bind(4, "step")], 5, "AttnArgs",
-               args, (c.q_heads, 1, 1), geo.ATTN_DECODE_THREADS, macs)
+        b.emit(op.id, geo.ATTN_DECODE_FAMILY, f"attn_decode{packed}", [b.bind(0, "q"), k, v, b.bind(3, "mix", "w"), b.bind(4, "step")], 5, "AttnArgs",
+               args, (c.q_heads // pack, 1, 1), tuning.decode_threads, macs, strided)
     else:
-        b.emit(op.id, geo.ATTN_DECODE_FAMILY, "attn_decode_split", [b.bind(0, "q"), k, v, b.bind(3, "attn_partial", "w"), b.bind(4, "step")],
-               5, "AttnArgs", args, (c.q_heads, blocks, 1), geo.ATTN_SPLIT_THREADS, macs)
+        b.emit(op.id, geo.ATTN_DECODE_FAMILY, f"attn_decode{packed}_split", [b.bind(0, "q"), k, v, b.bind(3, "attn_partial", "w"), b.bind(4, "step")],
+               5, "AttnArgs", args, (c.q_heads // pack, blocks, 1), tuning.split_threads, macs, strided)
         b.emit(f"{op.id}_combine", geo.ATTN_DECODE_FAMILY, "attn_decode_combine", [b.bind(0, "attn_partial"), b.bind(1, "mix", "w"), b.bind(2, "step")],
-               3, "AttnArgs", args, (c.q_heads, 1, 1), geo.ATTN_COMBINE_THREADS)
+               3, "AttnArgs", args, (c.q_heads, tuning.combine_parts, 1), geo.ATTN_COMBINE_THREADS)
 
 
 def output_gate(b: Builder, op: Op) -> None:
