@@ -85,7 +85,7 @@ def _libraries(gpu: Gpu, report: Report) -> None:
 def _pipelines(gpu: Gpu, report: Report) -> None:
     for family in families():
         try:
-            names = gpu.library(family).function_names()
+            names = gpu.library(family).function_names
         except LilyError:
             continue  # reported with its library
         for name in names:

@@ -94,7 +94,7 @@ class Gpu:
         """Records scheduled dispatches into a native program. `buffers` maps a region's buffer name to its buffer."""
         dispatches = list(dispatches)
         layouts = structs()
-        native = []
+        native: list[_native.Dispatch] = []
         for d, barrier in zip(dispatches, barriers(dispatches), strict=True):
             threads = d.threads[0] * d.threads[1] * d.threads[2]
             bindings = [(b.index, buffers[b.region.buffer], b.region.offset) for b in d.bindings]

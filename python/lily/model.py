@@ -231,7 +231,8 @@ class ChatSession:
 
 
 def _joined(pieces: Iterator[Piece]) -> Reply:
-    text, reasoning, ids = "", "", []
+    text, reasoning = "", ""
+    ids: list[int] = []
     last = Piece()
     for last in pieces:
         text, reasoning = text + last.text, reasoning + last.reasoning

@@ -39,7 +39,7 @@ def _quantised(rng: np.random.Generator, module: Module, form: Format) -> dict[s
     top = 2**form.bits - 1
     spread = np.sqrt((top * (top + 2)) / 12)  # standard deviation of the integers
     groups = (*lead, module.k // form.group_size)
-    scale = rng.uniform(0.5, 1.5, groups).astype(np.float32) * rng.choice(np.float32([-1, 1]), groups)
+    scale = rng.uniform(0.5, 1.5, groups).astype(np.float32) * rng.choice(np.array([-1, 1], np.float32), groups)
     scale *= np.float32(1 / (spread * np.sqrt(module.k)))
     if module.path.endswith(".mlp.gate"):  # log-normal row lengths: some experts are chosen far more often
         scale *= rng.lognormal(0.7, 0.35, (module.n, 1)).astype(np.float32)

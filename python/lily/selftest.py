@@ -45,7 +45,7 @@ def _run(gpu: Gpu, family: str, function: str, arrays: dict[int, np.ndarray], st
     for i, a in arrays.items():
         buffers[i] = gpu.buffer(a.nbytes, f"{function}[{i}]")
         buffers[i].view()[: a.nbytes] = a.reshape(-1).view(np.uint8)
-    dispatch = (gpu.pipeline(family, function, threads=threads), [(i, b, 0) for i, b in buffers.items()], structs()[struct].pack(args), index,
+    dispatch: _native.Dispatch = (gpu.pipeline(family, function, threads=threads), [(i, b, 0) for i, b in buffers.items()], structs()[struct].pack(args), index,
                 grid, (threads, 1, 1), False, 0.0, function, [])
     _native.Program(gpu.native, [dispatch], True).run()
     for i, a in arrays.items():

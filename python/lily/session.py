@@ -7,7 +7,7 @@ current (DESIGN.md, DecodeLoop). The last sampled token is pending, not part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +159,7 @@ class Session:
     def generate(
         self, ids: Sequence[int], sampling: SamplingParams, max_tokens: int, stop_ids: Sequence[int], options: ExecutionOptions,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Iterator[Sampled]:
+    ) -> Generator[Sampled, None, None]:
         """Prefills what is missing of `ids` and yields sampled tokens, at most `max_tokens`, up to and with a stop id.
 
         Closing the iterator ends the generation; the state is then exactly the prompt and the delivered tokens but the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .. import policy
 from ..graph import Op
 from ..schedule import Binding, Region
@@ -125,7 +127,7 @@ def expert_linear_silu(b: Builder, op: Op) -> None:
 
 def grouped_gemm(b: Builder, op: Op, g: Group, source: str, target: str, kernel: str, n: int, columns: int, share: float) -> None:
     """One launch per tile list. With split lists (P3) the tail's 16-row tiles run in the same level, on rows that the big
-    list does not have."""
+    list does not have; the weights that both read are counted once."""
     ctx = b.ctx
     weights = weight_bindings(b, g, share)
     if expanded(b, op, g):
@@ -135,7 +137,8 @@ def grouped_gemm(b: Builder, op: Op, g: Group, source: str, target: str, kernel:
     for name, tile, blocks, suffix in lists:
         write = Binding(4, b.region(target), "w", None if not suffix else 0, op.id)
         b.emit(op.id + suffix, "grouped_gemm", f"{kernel}_{matrix_suffix(b, g)}_m{tile}",
-               [*weights, b.bind(3, source), write, b.bind(6, name), b.bind(7, "sorted_rows")], 5, "GroupedGemmArgs", args,
+               [*(weights if not suffix else [replace(w, touched=0) for w in weights]), b.bind(3, source), write, b.bind(6, name),
+                b.bind(7, "sorted_rows")], 5, "GroupedGemmArgs", args,
                (-(-n // columns), blocks, 1), geo.GEMM_THREADS, ctx.total * g.n * g.k if not suffix else 0)
 
 
