@@ -1,5 +1,5 @@
 // Gated DeltaNet around its projections: convolution, q/k norm, gates, the recurrence, gated norm.
-// Equations: MODEL of Qwen3.6 (docs/model.md). Conv and recurrent state live in rings of LILY_RING_SLOTS: a pass reads
+// Equations: docs/model.md. Conv and recurrent state live in rings of LILY_RING_SLOTS: a pass reads
 // slot s and writes slot s + 1, so steps that ran ahead of a stop can be taken back, and a program never changes.
 // Only real rows exist here: no tile padding ever reaches the state.
 #include "common.h"
