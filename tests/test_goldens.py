@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ def test_prompts_greedy_ids_and_text_equal_the_goldens(model: Any, goldens: list
     reply = model.generate(golden["messages"], max_tokens=golden["max_tokens"], temperature=0, **golden["template_kwargs"])
     assert list(reply.token_ids) == golden["greedy_ids"]
     assert model.tokenizer.decode(reply.token_ids) == golden["text"]
+    if "tools" in golden["template_kwargs"]:
+        assert reply.finish_reason == "tool_calls" and reply.text == ""
+        assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in reply.tool_calls] == [("get_weather", {"city": "Lima"})]
+        return
     assert reply.finish_reason == golden["finish_reason"]
     thought, _, answer = golden["text"].rpartition("</think>")
     assert (reply.reasoning.strip(), reply.text.strip()) == (thought.strip(), answer.strip())

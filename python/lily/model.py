@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .options import ExecutionOptions
 from .reply import Piece, Reply, Usage
 from .session import Session
 from .tokenizer import Tokenizer
+from .tool_calls import split_tool_calls
 from .turnstile import Turnstile
 
 Progress = Callable[[int, int], None]
@@ -103,9 +105,10 @@ class Model:
         messages; or prompt_ids=[…] instead. Keywords: max_tokens (default 2,048, within the context), temperature
         (0 = greedy), top_p, top_k, min_p, seed, stop (a str or a list), enable_thinking, tools, options
         (`ExecutionOptions`), progress(done, total) over prompt tokens. Sampling defaults are the checkpoint's
-        generation_config. Raises RequestError, TemplateError, ContextLengthError or DeviceError.
+        generation_config. With tools, calls in the answer become `tool_calls` and leave `text` (a stream shows the model's
+        markup as it comes). Raises RequestError, TemplateError, ContextLengthError or DeviceError.
         """
-        return _joined(self.stream(prompt, **keywords))
+        return _with_calls(_joined(self.stream(prompt, **keywords)), keywords.get("tools"))
 
     def chat(self, messages: Sequence[dict[str, Any]], **keywords: Any) -> Reply:
         """`generate` for a list of messages."""
@@ -200,7 +203,7 @@ class ChatSession:
 
         Keywords as `Model.generate`. A turn that fails leaves the history as it was.
         """
-        return _joined(self.stream(content, **keywords))
+        return _with_calls(_joined(self.stream(content, **keywords)), keywords.get("tools"))
 
     def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
         """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
@@ -228,6 +231,15 @@ class ChatSession:
         """Forgets history and state."""
         self.messages = []
         self._session.reset()
+
+
+def _with_calls(reply: Reply, tools: Any) -> Reply:
+    """Tool calls of the answer in OpenAI's form; one that max_tokens cut is neither call nor text."""
+    if not tools or not isinstance(tools, (list, tuple)):
+        return reply
+    text, calls = split_tool_calls(reply.text, tools, cut=reply.finish_reason != "stop")
+    reason = "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
+    return replace(reply, text=text, tool_calls=tuple(calls), finish_reason=reason)
 
 
 def _joined(pieces: Iterator[Piece]) -> Reply:

@@ -55,7 +55,7 @@ class Reply:
     """A whole answer.
 
     text: the answer without the thought. reasoning: the thought, "" without one. finish_reason: "stop" (a stop id or
-    stop string), "length" (max_tokens or the context's end). token_ids: raw generated ids, thought, tool markup and EOS
+    stop string), "length" (max_tokens or the context's end), "tool_calls". tool_calls: calls in OpenAI's form. token_ids: raw generated ids, thought, tool markup and EOS
     included.
     """
 

@@ -127,15 +127,31 @@ nb::dict layouts_dict() {
   return answer;
 }
 
-// A runtime that counts its objects exports this function; Apple's does not.
-nb::object live_objects() {
+// A function that this library has when a debugging runtime is linked into it; Apple's frameworks have none of them.
+void* own_function(const char* name) {
   Dl_info info;
-  if (!dladdr(reinterpret_cast<void*>(&live_objects), &info)) return nb::none();
+  if (!dladdr(reinterpret_cast<void*>(&own_function), &info)) return nullptr;
   void* self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-  if (!self) return nb::none();
-  auto count = reinterpret_cast<long (*)()>(dlsym(self, "lily_objc_live_objects"));
+  if (!self) return nullptr;
+  void* found = dlsym(self, name);
   dlclose(self);
+  return found;
+}
+
+nb::object live_objects() {
+  auto count = reinterpret_cast<long (*)()>(own_function("lily_objc_live_objects"));
   return count ? nb::cast(count()) : nb::none();
+}
+
+nb::object recorded_accesses() {
+  using Visit = void (*)(void*, uint64_t, const char*, const char*, int, uint64_t, uint64_t);
+  auto visit_all = reinterpret_cast<int (*)(Visit, void*)>(own_function("lily_metal_recorded_accesses"));
+  if (!visit_all) return nb::none();
+  nb::list answer;
+  Visit add = [](void* context, uint64_t dispatch, const char* kernel, const char* buffer, int written, uint64_t start, uint64_t end) {
+    static_cast<nb::list*>(context)->append(nb::make_tuple(dispatch, kernel, buffer, written ? "w" : "r", start, end));
+  };
+  return visit_all(add, &answer) ? nb::object(answer) : nb::none();
 }
 
 }  // namespace
@@ -166,6 +182,9 @@ NB_MODULE(_native, m) {
   }, "All Metal devices: [{'name', 'index'}].");
   m.def("default_device_name", [] { return Device(std::nullopt).name(); });
   m.def("live_objects", &live_objects, "Objective-C objects alive; None where the runtime does not count them.");
+  m.def("recorded_accesses", &recorded_accesses,
+        "Byte ranges that dispatches have touched since the last call, in order: [(dispatch, kernel, buffer label, 'r' or 'w', start, end)];\n"
+        "dispatches are counted on from 0. None where accesses are not recorded (the software Metal records with hazards=on).");
   m.def("buffers_created", &Buffer::created, "MTLBuffers made by this process so far.");
   m.def("struct_layouts", &layouts_dict, "{struct: {'size', 'fields': {name: offset}}} of metal/common.h.");
 

@@ -33,9 +33,12 @@ class Dispatch(C.Structure):
                 ("buffers", Binding * BUFFERS)]
 
 
+ACCESS_REPORT = C.CFUNCTYPE(None, C.c_void_p, C.c_uint32, C.c_uint32, C.c_uint64, C.c_uint64)
+
+
 class Options(C.Structure):
     _fields_ = [("workers", C.c_uint32), ("order", C.c_uint32), ("strict", C.c_uint32), ("poison", C.c_uint32), ("seed", C.c_uint64),
-                ("threadgroup_limit", C.c_uint32), ("reserved", C.c_uint32)]
+                ("threadgroup_limit", C.c_uint32), ("reserved", C.c_uint32), ("report", ACCESS_REPORT), ("report_context", C.c_void_p)]
 
 
 class Stats(C.Structure):

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -36,6 +37,11 @@ struct BlitOperation {
   uint8_t value;
 };
 
+struct BufferSpan {
+  uint64_t end;  // address
+  std::string label;
+};
+
 // The commands of one encoder. A compute pass is a list of levels: nothing orders the dispatches of one level.
 struct Pass {
   std::vector<LilyDispatch> dispatches;
@@ -45,6 +51,7 @@ struct Pass {
   Arena arena;
   // Tracked buffers that the pass touches, and whether it writes them: what Metal orders passes by.
   std::unordered_map<const void*, bool> tracked;
+  std::map<uint64_t, BufferSpan> buffers;  // by address, what dispatches bind; filled when hazards=on
   bool done = false;
 
   void touch(LilyBuffer* buffer, bool writes);

@@ -15,6 +15,7 @@ struct Settings {
   int family = 9;            // impersonated Apple GPU family: 7 = M1 … 10 = M5
   uint32_t max_threads = LILY_MAX_THREADS;  // impersonated limit of every pipeline
   std::string target;        // instruction set variant of the kernels; empty = the best one that the CPU has
+  bool hazards = false;      // every dispatch's accesses are recorded, unordered dispatches that conflict fail; needs strict=2
   bool poison = false;       // threadgroup memory and new shared buffers start as NaN
 
   bool reorders() const { return order != LILY_ORDER_FORWARD; }

@@ -39,8 +39,11 @@ void apply(Settings& s, const std::string& key, const std::string& value) {
     s.target = value;
   } else if (key == "poison") {
     s.poison = number(key, value, 0, 1) != 0;
+  } else if (key == "hazards") {
+    if (value != "on" && value != "off") programming_error("LILY_METAL_HOST: hazards=%s, expected on or off", value.c_str());
+    s.hazards = value == "on";
   } else {
-    programming_error("LILY_METAL_HOST: unknown key %s (workers, order, seed, strict, family, max_threads, target, poison)", key.c_str());
+    programming_error("LILY_METAL_HOST: unknown key %s (workers, order, seed, strict, family, max_threads, target, poison, hazards)", key.c_str());
   }
 }
 
@@ -54,6 +57,7 @@ Settings read() {
     if (equals == std::string::npos) programming_error("LILY_METAL_HOST: %s, expected key=value", part.c_str());
     apply(s, part.substr(0, equals), part.substr(equals + 1));
   }
+  if (s.hazards && s.strict < 2) programming_error("LILY_METAL_HOST: hazards=on sees what instrumented kernels do, add strict=2");
   return s;
 }
 

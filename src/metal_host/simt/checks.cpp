@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "recorder.h"
 #include "worker.h"
 
 namespace lily {
@@ -112,7 +113,9 @@ void check_access(uint64_t address, uint32_t bytes, uint32_t store) {
   if (inside(address, bytes, base, kObjectsOffset)) return;                 // lane stacks and the header
   for (int i = 0; i < LILY_MAX_BUFFERS; i++) {
     const LilyBinding &b = w->dispatch->buffers[i];
-    if (b.address && inside(address, bytes, reinterpret_cast<uint64_t>(b.address), b.length)) return;
+    if (!b.address || !inside(address, bytes, reinterpret_cast<uint64_t>(b.address), b.length)) continue;
+    if (w->recorder) w->recorder->note(address, bytes, store);
+    return;
   }
   for (uint32_t i = 0; i < w->object_count; i++)
     if (inside(address, bytes, w->objects[i].address, w->objects[i].bytes)) return;

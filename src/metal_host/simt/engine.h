@@ -103,6 +103,9 @@ enum {
   LILY_STRICT_SIMD = 2,                    // also: simd operations reached by only some live lanes
 };
 
+// One byte range [start, end) that a dispatch (by its place in the call) read, or wrote when `store` is 1.
+typedef void (*LilyAccessReport)(void *context, uint32_t dispatch, uint32_t store, uint64_t start, uint64_t end);
+
 typedef struct LilyOptions {
   uint32_t workers;                        // 0 = all cores
   uint32_t order;                          // LILY_ORDER_*: lanes, simdgroups, threadgroups, dispatches of one call
@@ -111,6 +114,8 @@ typedef struct LilyOptions {
   uint64_t seed;                           // of LILY_ORDER_RANDOM
   uint32_t threadgroup_limit;              // bytes, 0 = LILY_THREADGROUP_LIMIT
   uint32_t reserved;
+  LilyAccessReport report;                 // NULL, or: called on the caller's thread when a run has ended (also a failed
+  void *report_context;                    // one), by dispatch, reads before writes, ascending. Strict modules only.
 } LilyOptions;
 
 typedef struct LilyStats {

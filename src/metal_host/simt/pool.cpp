@@ -12,10 +12,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "recorder.h"
 #include "worker.h"
 
 namespace lily {
@@ -36,6 +38,7 @@ struct Job {
   uint32_t helpers;
   std::mutex result_mutex;
   LilyStats stats;
+  AccessRecorder accesses;                       // of all workers that are done
   char message[512];
 };
 
@@ -80,6 +83,8 @@ void work(Worker *w, Job &job, uint32_t who) {
   w->stats = LilyStats{};
   w->failed = 0;
   w->dispatch = nullptr;
+  std::unique_ptr<AccessRecorder> recorder(o.report ? new AccessRecorder : nullptr);
+  w->recorder = recorder.get();
   while (!job.failed.load(std::memory_order_relaxed)) {
     const uint64_t first = job.next.fetch_add(job.chunk, std::memory_order_relaxed);
     if (first >= job.total) break;
@@ -92,7 +97,10 @@ void work(Worker *w, Job &job, uint32_t who) {
       while (group >= job.ends[which]) which++;
       const LilyDispatch *d = &job.dispatches[which];
       if (which) group -= job.ends[which - 1];
-      if (w->dispatch != d) begin_dispatch(w, d);
+      if (w->dispatch != d) {
+        begin_dispatch(w, d);
+        if (recorder) recorder->select(which);
+      }
       const uint64_t row = group / d->groups[0];
       if (run_threadgroup(w, uint32_t(group % d->groups[0]), uint32_t(row % d->groups[1]), uint32_t(row / d->groups[1]))) continue;
       std::lock_guard<std::mutex> lock(job.result_mutex);
@@ -102,6 +110,8 @@ void work(Worker *w, Job &job, uint32_t who) {
   }
   std::lock_guard<std::mutex> lock(job.result_mutex);
   add(job.stats, w->stats);
+  if (recorder) job.accesses.merge(*recorder);
+  w->recorder = nullptr;
 }
 
 class Pool {
@@ -256,7 +266,7 @@ int lily_simt_run(const LilyDispatch *dispatches, uint32_t count, const LilyOpti
   lily::Job job;
   job.dispatches = dispatches;
   job.count = count;
-  job.options = options ? *options : LilyOptions{0, LILY_ORDER_FORWARD, LILY_STRICT_BARRIERS, 1, 0, 0, 0};
+  job.options = options ? *options : LilyOptions{0, LILY_ORDER_FORWARD, LILY_STRICT_BARRIERS, 1, 0, 0, 0, nullptr, nullptr};
   if (!job.options.workers) job.options.workers = lily_simt_cores();
   if (!job.options.threadgroup_limit) job.options.threadgroup_limit = LILY_THREADGROUP_LIMIT;
   job.stats = LilyStats{};
@@ -280,6 +290,7 @@ int lily_simt_run(const LilyDispatch *dispatches, uint32_t count, const LilyOpti
   const int failed = job.total ? lily::pool().run(job) : 0;
   if (failed && error && error_size) snprintf(error, error_size, "%s", job.message);
   if (stats) *stats = job.stats;
+  if (job.options.report) job.accesses.report(job.options.report, job.options.report_context);
   return failed;
 }
 

@@ -9,6 +9,8 @@
 
 namespace lily {
 
+class AccessRecorder;
+
 constexpr size_t kPage = 4096;
 constexpr size_t kStackBytes = 64 << 10;                 // build_kernels.py refuses frames over half of it
 constexpr size_t kHeaderBytes = 256 << 10;               // struct Worker, at the base of the region
@@ -50,6 +52,7 @@ struct Worker : LilyWorkerHeader {
   const LilyDispatch *dispatch;
   const LilyKernelModule *module;
   const LilyKernelEntry *entry;
+  AccessRecorder *recorder;            // NULL when nobody asks what dispatches touch
   uint32_t failed;
   uint32_t object_count;
   ThreadgroupObject objects[kObjectSlots];

@@ -1,0 +1,149 @@
+"""Runs plans under the hazard recorder and prints what it saw as JSON; a child of test_hazard_proof.py, since
+LILY_METAL_HOST is read once per process.
+
+    hazard_child.py MODEL SCENARIO…      MODEL: lily-tiny or a folder; SCENARIO: JSON {"phase", "rows", "options",
+                                         "mutate": null | "all" | a list of barriers, by number, "generate": bool}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import lily
+from lily import _native
+from lily.engine import buffer_map
+from lily.errors import DeviceError
+from lily.options import ExecutionOptions
+from lily.plans.decode import decode_plan
+from lily.plans.prefill import prefill_plan
+from lily.sampling import SamplingParams
+from lily.schedule import Dispatch
+from lily.session import Session
+
+Access = tuple[int, str, str, str, int, int]  # dispatch, kernel, buffer, mode, start, end
+WHOLE = 1e12  # milliseconds: the program is one pass
+STOP_IDS = (1, 2)
+
+
+def recorded() -> list[Access]:
+    accesses = _native.recorded_accesses()
+    assert accesses is not None, "LILY_METAL_HOST lacks strict=2,hazards=on"
+    return accesses
+
+
+def declared(d: Dispatch, buffer: str, mode: str) -> list[tuple[int, int]]:
+    """Byte ranges of `buffer` that the dispatch may access so, joined where they meet."""
+    ranges = sorted((b.region.offset, b.region.offset + b.region.nbytes) for b in d.bindings if b.region.buffer == buffer and mode in b.mode)
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def undeclared(plan: Sequence[Dispatch], accesses: Sequence[Access]) -> list[str]:
+    wrong = []
+    for number, kernel, buffer, mode, start, end in accesses:
+        d = plan[number]
+        assert kernel == d.function, (kernel, d.id)
+        if not any(s <= start and end <= e for s, e in declared(d, buffer, mode)):
+            wrong.append(f"{d.id} ({kernel}): {'writes' if mode == 'w' else 'reads'} {buffer}[{start}:{end}], declared {declared(d, buffer, mode)}")
+    return wrong
+
+
+def unused(plan: Sequence[Dispatch], accesses: Sequence[Access]) -> list[str]:
+    """Declared bindings of which not a byte was touched."""
+    touched = defaultdict(list)
+    for number, _, buffer, mode, start, end in accesses:
+        touched[number, buffer, mode].append((start, end))
+    out = []
+    for number, d in enumerate(plan):
+        for b in d.bindings:
+            for mode in b.mode:
+                first, last = b.region.offset, b.region.offset + b.region.nbytes
+                if first < last and not any(s < last and first < e for s, e in touched[number, b.region.buffer, mode]):
+                    out.append(f"{d.id}[{b.index}] {mode} {b.region.buffer}")
+    return out
+
+
+def without_barrier(plan: Sequence[Dispatch], level: int) -> list[Dispatch]:
+    """The plan with `level` and the one after it made one."""
+    return [replace(d, level=d.level - 1) if d.level > level else d for d in plan]
+
+
+class Bench:
+    """A session on a model with tokens in its state, and the plans to run on it."""
+
+    def __init__(self, name: str) -> None:
+        self.engine = lily.Model.load(name).engine
+        self.session = Session(self.engine)
+        self.ids = np.random.default_rng(3).integers(5, self.engine.config.vocab_size - 5, 64).tolist()
+
+    def generate(self, rows: int, options: ExecutionOptions) -> list[int]:
+        """A prompt of `rows` tokens and four decode steps, as a caller has them run."""
+        session = Session(self.engine)
+        return [s.token for s in session.generate(self.ids[:rows], SamplingParams(), 5, STOP_IDS, options)]
+
+    def plan(self, phase: str, rows: int, options: ExecutionOptions) -> list[Dispatch]:
+        s = self.session
+        s.reset()
+        for _ in s.generate(self.ids[:9], SamplingParams(), 2, STOP_IDS, options):
+            pass
+        ctx = self.engine.context(phase, rows, s.capacity, s.capacity, 1, options)
+        self.engine.arena(ctx.arena_bytes())
+        if phase == "decode":
+            return decode_plan(ctx, s._fixed, sampled=False, stop_count=len(STOP_IDS))
+        region = ctx.arena()["ids"]
+        self.engine.buffers["arena"].view()[region.offset : region.offset + 4 * rows] = np.asarray(self.ids[:rows], np.uint32).view(np.uint8)
+        return prefill_plan(ctx, s._fixed, choose=True, stop_count=len(STOP_IDS))
+
+    def run(self, plan: Sequence[Dispatch]) -> list[Access]:
+        self.session._write_step(token=7)
+        recorded()
+        self.engine.gpu.record(plan, buffer_map(self.engine, self.session._state)).run(WHOLE)
+        return recorded()
+
+    def mutations(self, plan: Sequence[Dispatch], which: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Runs the plan without one barrier at a time; what the recorder said about each."""
+        out = []
+        for level in range(plan[-1].level) if which is None else which:
+            before = [d.id for d in plan if d.level == level]
+            after = [d.id for d in plan if d.level == level + 1]
+            try:
+                self.run(without_barrier(plan, level))
+                message = ""
+            except DeviceError as error:
+                message = str(error)
+            out.append({"barrier": level, "before": before, "after": after, "message": message})
+        return out
+
+    def scenario(self, phase: str, rows: int = 1, options: dict[str, bool] | None = None, mutate: Any = None, generate: bool = False) -> dict[str, Any]:
+        chosen = ExecutionOptions(**(options or {}))
+        if generate:
+            return {"tokens": self.generate(rows, chosen), "accesses": len(recorded())}
+        plan = self.plan(phase, rows, chosen)
+        accesses = self.run(plan)
+        result: dict[str, Any] = {"dispatches": len(plan), "barriers": plan[-1].level, "accesses": len(accesses),
+                                  "undeclared": undeclared(plan, accesses), "unused": unused(plan, accesses)}
+        if mutate is not None:
+            result["mutations"] = self.mutations(plan, None if mutate == "all" else [m % plan[-1].level for m in mutate])
+        return result
+
+
+def main() -> None:
+    bench = Bench(sys.argv[1])
+    for text in sys.argv[2:]:
+        print(json.dumps(bench.scenario(**json.loads(text))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
