@@ -22,7 +22,7 @@ METAL_FUNC uint order_key(float value) {
 METAL_FUNC float value_of_key(uint key) { return as_type<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
 // Every layer, both phases, after the router's GEMV: top-k of the softmax, lowest id first among equals, renormalised
-// over the chosen; shared expert j follows as expert experts + j with weight sigmoid(its gate's logit).
+// over the chosen; the shared expert follows as experts + j for each of its parts j, all with weight sigmoid(its one gate logit).
 // Softmax is monotonic and its denominator cancels in the renormalised weights, so scores are compared as logits.
 [[kernel, max_total_threads_per_threadgroup(kRouterLanes)]] void router_topk(
     device const float* logits [[buffer(0)]],          // [rows, ld]
@@ -67,7 +67,7 @@ METAL_FUNC float value_of_key(uint key) { return as_type<float>(key & 0x80000000
   }
   for (uint shared = lane; shared < args.shared_slots; shared += 32) {
     expert_ids[row * slots + args.top_k + shared] = args.experts + shared;
-    weights[row * slots + args.top_k + shared] = 1.0f / (1.0f + exp(-shared_logits[row * args.ld_shared + shared]));
+    weights[row * slots + args.top_k + shared] = 1.0f / (1.0f + exp(-shared_logits[row * args.ld_shared]));
   }
 }
 

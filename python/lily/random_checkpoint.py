@@ -23,6 +23,7 @@ from .weight_layout import Format
 from .weight_map import Module, modules, plain_tensors
 
 SHARD_BYTES = 2 << 30
+GROUP = 64
 Entry = tuple[str, tuple[int, ...], bytes]  # dtype, shape, data
 
 
@@ -73,7 +74,7 @@ def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Entry]]:
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """A config.json for dims, as `mlx_lm.convert -q` leaves it."""
-    quantization: dict[str, Any] = {"group_size": 64, "bits": 4, "mode": "affine"}
+    quantization: dict[str, Any] = {"group_size": GROUP, "bits": 4, "mode": "affine"}
     quantization |= {path: {"group_size": f.group_size, "bits": f.bits} for path, f in default_formats(config).items() if f.bits != 4}
     text = {
         "model_type": "qwen3_5_moe_text", "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
@@ -110,6 +111,9 @@ def write_random_checkpoint(
     tokenizer: a folder whose tokenizer files are copied. progress(bytes): called per tensor. Raises RequestError when the
     folder holds files already.
     """
+    for module in modules(config).values():
+        if module.k % GROUP:
+            raise RequestError(f"{module.path} would have {module.k} inputs, which groups of {GROUP} do not divide")
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()):
         raise RequestError(f"{folder} is not empty", fix="give a new folder")

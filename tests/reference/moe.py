@@ -19,7 +19,7 @@ def router_topk(logits: np.ndarray, shared_logits: np.ndarray, experts: int, top
     if normalise:
         chosen = chosen / chosen.sum(1, keepdims=True)
     shared = np.broadcast_to(experts + np.arange(shared_slots), (len(logits), shared_slots))
-    gate = 1 / (1 + np.exp(-shared_logits[:, :shared_slots].astype(np.float64)))
+    gate = np.repeat(1 / (1 + np.exp(-shared_logits[:, :1].astype(np.float64))), shared_slots, 1)  # one gate for all parts
     return np.concatenate([order, shared], 1).astype(np.uint32), np.concatenate([chosen, gate], 1)
 
 

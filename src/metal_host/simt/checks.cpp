@@ -104,10 +104,11 @@ void install_fault_handler() {
   });
 }
 
-void check_access(uint64_t address, uint32_t bytes, uint32_t store) {
+void check_access(uint64_t address, uint32_t bytes, uint32_t kind) {
   Worker *w = worker_here();
+  const uint32_t store = kind & LILY_ACCESS_STORE;
   const char *what = store ? "store" : "load";
-  if (address & (bytes - 1))
+  if (!(kind & LILY_ACCESS_PACKED) && (address & (bytes - 1)))
     fail(w, "misaligned %s of %u bytes at %p", what, bytes, (void *)address);
   const uint64_t base = reinterpret_cast<uint64_t>(w->base());
   if (inside(address, bytes, base, kObjectsOffset)) return;                 // lane stacks and the header

@@ -60,7 +60,9 @@ struct LilyThread {
 typedef LILY_LANE_CALL uint32_t (*LilyRendezvousFunction)(uint32_t site);        // 1 for the leader
 #define LILY_BARRIER_SITE 0x80000000u
 typedef uint64_t (*LilyThreadgroupFunction)(uint32_t number, uint64_t bytes, uint64_t align);
-typedef void (*LilyAccessFunction)(uint64_t address, uint32_t bytes, uint32_t store);
+#define LILY_ACCESS_STORE 1u
+#define LILY_ACCESS_PACKED 2u          // any alignment, any size: packed types, copies of structs
+typedef void (*LilyAccessFunction)(uint64_t address, uint32_t bytes, uint32_t kind);
 typedef void (*LilyFailFunction)(uint64_t message);
 typedef float (*LilyMath1)(float);
 typedef float (*LilyMath2)(float, float);

@@ -93,7 +93,7 @@ void poison_threadgroup_memory(Worker *worker);
 void install_fault_handler();
 void register_region(Worker *worker);                // the fault handler knows lanes by their stack
 void forget_region(Worker *worker);
-void check_access(uint64_t address, uint32_t bytes, uint32_t store);
+void check_access(uint64_t address, uint32_t bytes, uint32_t kind);
 
 // module.cpp
 bool module_owns(const LilyModule *module, uint64_t address);    // code and constant data of the module

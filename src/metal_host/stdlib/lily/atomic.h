@@ -31,7 +31,6 @@ struct lily_greater { template <class T> static LILY_INLINE T apply(T a, T b) { 
 template <class T, class Op> LILY_INLINE T lily_update(volatile T *address, T operand) {
   using B = typename lily_bits<T>::type;
   volatile B *p = (volatile B *)address;
-  lily_accessed((ulong)address, sizeof(T), 1, 1);
   B old = __atomic_load_n(p, __ATOMIC_RELAXED);
   for (;;) {
     const T value = as_type<T>(old);
@@ -60,8 +59,6 @@ namespace metal {
   template <class T> LILY_INLINE bool atomic_compare_exchange_weak_explicit(volatile space atomic<T> *a, __private T *expected, lily_same_t<T> x, memory_order, memory_order) { \
     using B = typename lily_bits<T>::type;                                                                         \
     B old = as_type<B>(*expected);                                                                                 \
-    lily_accessed((ulong)&a->value, sizeof(T), 1, 0);                                                              \
-    lily_accessed((ulong)&a->value, sizeof(T), 1, 1);                                                              \
     const bool done = __atomic_compare_exchange_n((volatile B *)&a->value, &old, as_type<B>(x), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
     *expected = as_type<T>(old);                                                                                   \
     return done;                                                                                                   \

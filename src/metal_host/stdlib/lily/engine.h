@@ -5,14 +5,6 @@
 
 extern "C" { extern __global LilyEngineTable lily_engine_table __attribute__((visibility("hidden"))); }
 
-// Strict builds: reports what the compiler's instrumentation leaves out, read-modify-write operations and vectors over
-// 16 bytes. `count` elements of `size` bytes.
-LILY_INLINE void lily_accessed(ulong address, uint size, uint count, uint store) {
-#if LILY_STRICT
-  for (uint i = 0; i < count; i++) lily_engine_table.access(address + i * size, size, store);
-#endif
-}
-
 // The source line is the identity of a simd operation: lanes that meet at one line take part together.
 #define LILY_SITE uint site = (uint)__builtin_LINE()
 

@@ -103,10 +103,8 @@ LILY_INLINE void lily_transpose(lily_row *row) {
     LILY_MATRIX_OPERATION(site);                                                                                        \
     if (lily_lane() != 0) return;                                                                                       \
     using Packed = typename lily_matrix_row<T>::packed;                                                                 \
-    LILY_UNROLL for (ulong i = 0; i < 8; i++) {                                                                         \
-      if (sizeof(T) > 2) lily_accessed((ulong)(p + (origin.y + i) * stride + origin.x), sizeof(T), 8, 0);               \
+    LILY_UNROLL for (ulong i = 0; i < 8; i++)                                                                                       \
       m.row[i] = lily_matrix_row<T>::widen(*(load_space Packed *)(p + (origin.y + i) * stride + origin.x));             \
-    }                                                                                                                   \
     if (transpose) lily_transpose(m.row);                                                                               \
   }
 #define LILY_MATRIX_STORE(space)                                                                                        \
@@ -117,10 +115,8 @@ LILY_INLINE void lily_transpose(lily_row *row) {
     using Packed = typename lily_matrix_row<T>::packed;                                                                 \
     simdgroup_matrix<T, 8, 8> t = m;                                                                                    \
     if (transpose) lily_transpose(t.row);                                                                               \
-    LILY_UNROLL for (ulong i = 0; i < 8; i++) {                                                                         \
-      if (sizeof(T) > 2) lily_accessed((ulong)(p + (origin.y + i) * stride + origin.x), sizeof(T), 8, 1);               \
+    LILY_UNROLL for (ulong i = 0; i < 8; i++)                                                                                       \
       *(space Packed *)(p + (origin.y + i) * stride + origin.x) = lily_matrix_row<T>::narrow(t.row[i]);                 \
-    }                                                                                                                   \
   }
 LILY_MATRIX_MEMORY(LILY_DEVICE, const LILY_DEVICE)
 LILY_MATRIX_MEMORY(LILY_CONSTANT, const LILY_CONSTANT)

@@ -70,10 +70,24 @@ __attribute__((visibility("hidden"))) void *memmove(void *to, const void *from, 
 }
 
 #if LILY_STRICT
-// Callbacks of -fsanitize-coverage=trace-loads,trace-stores; the counters come with them and are not used.
-__attribute__((visibility("hidden"))) void __sanitizer_cov_8bit_counters_init(char *first, char *last) { (void)first, (void)last; }
-#define LILY_ACCESS(bytes)                                                                                                   \
-  __attribute__((visibility("hidden"))) void __sanitizer_cov_load##bytes(void *p) { lily_engine_table.access((uint64_t)p, bytes, 0); } \
-  __attribute__((visibility("hidden"))) void __sanitizer_cov_store##bytes(void *p) { lily_engine_table.access((uint64_t)p, bytes, 1); }
+// What the instrumentation of a strict build calls before each access.
+#define LILY_HOOK __attribute__((visibility("hidden")))
+#define LILY_ACCESS(bytes)                                                                                                              \
+  LILY_HOOK void __asan_load##bytes##_noabort(uint64_t p) { lily_engine_table.access(p, bytes, 0); }                                    \
+  LILY_HOOK void __asan_store##bytes##_noabort(uint64_t p) { lily_engine_table.access(p, bytes, LILY_ACCESS_STORE); }
 LILY_ACCESS(1) LILY_ACCESS(2) LILY_ACCESS(4) LILY_ACCESS(8) LILY_ACCESS(16)
+LILY_HOOK void __asan_loadN_noabort(uint64_t p, uint64_t bytes) { lily_engine_table.access(p, (uint32_t)bytes, LILY_ACCESS_PACKED); }
+LILY_HOOK void __asan_storeN_noabort(uint64_t p, uint64_t bytes) { lily_engine_table.access(p, (uint32_t)bytes, LILY_ACCESS_PACKED | LILY_ACCESS_STORE); }
+LILY_HOOK void *__asan_memcpy(void *to, const void *from, size_t n) {
+  if (n) __asan_loadN_noabort((uint64_t)from, n), __asan_storeN_noabort((uint64_t)to, n);
+  return memcpy(to, from, n);
+}
+LILY_HOOK void *__asan_memmove(void *to, const void *from, size_t n) {
+  if (n) __asan_loadN_noabort((uint64_t)from, n), __asan_storeN_noabort((uint64_t)to, n);
+  return memmove(to, from, n);
+}
+LILY_HOOK void *__asan_memset(void *to, int value, size_t n) {
+  if (n) __asan_storeN_noabort((uint64_t)to, n);
+  return memset(to, value, n);
+}
 #endif
