@@ -98,7 +98,7 @@ def test_all_switches_off_give_the_same_greedy_tokens(model: Any, goldens: list[
 
 
 def test_sampling_with_a_seed_is_reproducible_and_the_hand_off_does_not_change_it(model: Any, goldens: list[dict[str, Any]]) -> None:
-    keywords = dict(prompt_ids=goldens[1]["prompt_ids"], max_tokens=12, temperature=1.5, seed=7)
+    keywords = dict(prompt_ids=goldens[1]["prompt_ids"], max_tokens=12, temperature=8.0, seed=7)
     first = model.generate(**keywords).token_ids
     assert model.generate(**keywords).token_ids == first
     assert model.generate(**keywords, options=ExecutionOptions(gpu_token_handoff=False)).token_ids == first

@@ -160,10 +160,10 @@ class Module:
         return run([self.dispatch(name, buffers, groups, threads, grid, threadgroup, constants)], **options)
 
 
-def run(dispatches, workers=0, order=FORWARD, strict=1, poison=1, seed=0, limit=0) -> Stats:
+def run(dispatches, workers=0, order=FORWARD, strict=1, poison=1, seed=0, limit=0, report=None) -> Stats:
     array = (Dispatch * len(dispatches))(*dispatches)
     stats, error = Stats(), C.create_string_buffer(1024)
-    options = Options(workers, order, strict, poison, seed, limit, 0)
+    options = Options(workers, order, strict, poison, seed, limit, 0, ACCESS_REPORT(report) if report else ACCESS_REPORT())
     if engine().lily_simt_run(array, len(dispatches), C.byref(options), C.byref(stats), error, 1024):
         raise Failure(error.value.decode())
     return stats

@@ -184,6 +184,7 @@ def test_interrupt_waits_for_what_is_in_flight() -> None:
     result = child(
         """
         import os, signal, threading, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with it ignored
         program = native.Program(k.device, [k.dispatch("slow", [(0, b, 0)], 2_000_000, groups=8, threads=128, barrier=True, cost=1e9)] * 40)
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         start = time.time()
