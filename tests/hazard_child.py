@@ -1,8 +1,7 @@
 """Runs plans under the hazard recorder and prints what it saw as JSON; a child of test_hazard_proof.py, since
 LILY_METAL_HOST is read once per process.
 
-    hazard_child.py MODEL SCENARIO…      MODEL: lily-tiny or a folder; SCENARIO: JSON {"phase", "rows", "options",
-                                         "mutate": null | "all" | a list of barriers, by number, "generate": bool}
+    hazard_child.py MODEL SCENARIO…      MODEL: lily-tiny or a folder; SCENARIO: JSON with the arguments of Bench.scenario
 """
 
 from __future__ import annotations
@@ -86,25 +85,32 @@ class Bench:
     def __init__(self, name: str) -> None:
         self.engine = lily.Model.load(name).engine
         self.session = Session(self.engine)
-        self.ids = np.random.default_rng(3).integers(5, self.engine.config.vocab_size - 5, 64).tolist()
+        self.ids = np.random.default_rng(3).integers(5, self.engine.config.vocab_size - 5, 1024).tolist()
 
     def generate(self, rows: int, options: ExecutionOptions) -> list[int]:
         """A prompt of `rows` tokens and four decode steps, as a caller has them run."""
         session = Session(self.engine)
         return [s.token for s in session.generate(self.ids[:rows], SamplingParams(), 5, STOP_IDS, options)]
 
-    def plan(self, phase: str, rows: int, options: ExecutionOptions) -> list[Dispatch]:
+    def plan(self, phase: str, rows: int, context: int, head_rows: int, sampled: bool, options: ExecutionOptions) -> list[Dispatch]:
+        """A plan for a state of `context` tokens: nine real ones, then zeroed KV rows."""
         s = self.session
         s.reset()
-        for _ in s.generate(self.ids[:9], SamplingParams(), 2, STOP_IDS, options):
+        for _ in s.generate(self.ids[:9], SamplingParams(), 1, STOP_IDS, options):
             pass
-        ctx = self.engine.context(phase, rows, s.capacity, s.capacity, 1, options)
+        s._ensure_capacity(context + rows)
+        for name, buffer in s._state.items():
+            if name.startswith("kv_"):
+                used = 9 * (buffer.nbytes // s.capacity)
+                buffer.fill(0, used, buffer.nbytes - used)
+        s.tokens += [1] * (context - 9)
+        ctx = self.engine.context(phase, rows, s.capacity, s.capacity, head_rows, options)
         self.engine.arena(ctx.arena_bytes())
         if phase == "decode":
-            return decode_plan(ctx, s._fixed, sampled=False, stop_count=len(STOP_IDS))
+            return decode_plan(ctx, s._fixed, sampled=sampled, stop_count=len(STOP_IDS))
         region = ctx.arena()["ids"]
         self.engine.buffers["arena"].view()[region.offset : region.offset + 4 * rows] = np.asarray(self.ids[:rows], np.uint32).view(np.uint8)
-        return prefill_plan(ctx, s._fixed, choose=True, stop_count=len(STOP_IDS))
+        return prefill_plan(ctx, s._fixed, choose=head_rows == 1, sampled=sampled, stop_count=len(STOP_IDS))
 
     def run(self, plan: Sequence[Dispatch]) -> list[Access]:
         self.session._write_step(token=7)
@@ -126,11 +132,15 @@ class Bench:
             out.append({"barrier": level, "before": before, "after": after, "message": message})
         return out
 
-    def scenario(self, phase: str, rows: int = 1, options: dict[str, bool] | None = None, mutate: Any = None, generate: bool = False) -> dict[str, Any]:
+    def scenario(
+        self, phase: str, rows: int = 1, options: dict[str, bool] | None = None, context: int = 9, head_rows: int = 1, sampled: bool = False,
+        mutate: Any = None, generate: bool = False,
+    ) -> dict[str, Any]:
+        """`mutate`: "all", or the barriers to remove, by number. `generate`: a whole generation instead of one plan."""
         chosen = ExecutionOptions(**(options or {}))
         if generate:
             return {"tokens": self.generate(rows, chosen), "accesses": len(recorded())}
-        plan = self.plan(phase, rows, chosen)
+        plan = self.plan(phase, rows, context, head_rows, sampled, chosen)
         accesses = self.run(plan)
         result: dict[str, Any] = {"dispatches": len(plan), "barriers": plan[-1].level, "accesses": len(accesses),
                                   "undeclared": undeclared(plan, accesses), "unused": unused(plan, accesses)}

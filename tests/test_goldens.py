@@ -105,13 +105,18 @@ def long_prompt(goldens: list[dict[str, Any]], tokens: int) -> list[int]:
     return list(ids)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", CASE_36_CHUNKS)
-def test_case_36_ten_thousand_tokens_work_at_every_chunk_size(model: Any, goldens: list[dict[str, Any]], chunk: int) -> None:
-    import lily
-
+@pytest.fixture(scope="module")
+def ten_thousand(model: Any, goldens: list[dict[str, Any]]) -> tuple[list[int], tuple[int, ...]]:
+    """A prompt of 10,000 tokens and its answer with the policy's chunks."""
     prompt = long_prompt(goldens, 10_000)
     assert len(prompt) == 10_000
-    reply = model.generate(prompt_ids=prompt, max_tokens=12, temperature=0, options=lily.ExecutionOptions(chunk_size=chunk))
-    reference = model.generate(prompt_ids=prompt, max_tokens=12, temperature=0)
-    assert reply.token_ids == reference.token_ids
+    return prompt, model.generate(prompt_ids=prompt, max_tokens=12, temperature=0).token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", CASE_36_CHUNKS)
+def test_case_36_ten_thousand_tokens_work_at_every_chunk_size(model: Any, ten_thousand: tuple[list[int], tuple[int, ...]], chunk: int) -> None:
+    import lily
+
+    prompt, answer = ten_thousand
+    assert model.generate(prompt_ids=prompt, max_tokens=12, temperature=0, options=lily.ExecutionOptions(chunk_size=chunk)).token_ids == answer

@@ -112,14 +112,19 @@ void check_access(uint64_t address, uint32_t bytes, uint32_t kind) {
     fail(w, "misaligned %s of %u bytes at %p", what, bytes, (void *)address);
   const uint64_t base = reinterpret_cast<uint64_t>(w->base());
   if (inside(address, bytes, base, kObjectsOffset)) return;                 // lane stacks and the header
-  for (int i = 0; i < LILY_MAX_BUFFERS; i++) {
+  if (address - base < LILY_REGION_BYTES) {
+    for (uint32_t i = 0; i < w->object_count; i++)
+      if (inside(address, bytes, w->objects[i].address, w->objects[i].bytes)) return;
+    fail(w, "%s of %u bytes outside every threadgroup object", what, bytes);
+  }
+  for (uint32_t n = 0; n < LILY_MAX_BUFFERS; n++) {                         // the buffer of the last access first
+    const uint32_t i = (w->last_buffer + n) % LILY_MAX_BUFFERS;
     const LilyBinding &b = w->dispatch->buffers[i];
     if (!b.address || !inside(address, bytes, reinterpret_cast<uint64_t>(b.address), b.length)) continue;
+    w->last_buffer = i;
     if (w->recorder) w->recorder->note(address, bytes, store);
     return;
   }
-  for (uint32_t i = 0; i < w->object_count; i++)
-    if (inside(address, bytes, w->objects[i].address, w->objects[i].bytes)) return;
   if (!store && inside(address, bytes, w->zeros, kPage)) return;
   if (module_owns(w->dispatch->module, address)) return;                    // tables in the code itself
   if (inside(address, bytes, reinterpret_cast<uint64_t>(w->dispatch), sizeof(LilyDispatch))) return;    // addresses of arguments
@@ -133,7 +138,6 @@ void check_access(uint64_t address, uint32_t bytes, uint32_t kind) {
     const uint64_t d = address >= start ? address + bytes - (start + b.length) : start - address;
     if (d < distance) { distance = d; nearest = i; }
   }
-  if (address - base < LILY_REGION_BYTES) fail(w, "%s of %u bytes outside every threadgroup object", what, bytes);
   if (nearest >= 0) {
     const LilyBinding &b = w->dispatch->buffers[nearest];
     fail(w, "%s of %u bytes outside every bound buffer (nearest: buffer %d of %llu bytes, at offset %lld)", what, bytes, nearest,

@@ -53,6 +53,7 @@ struct Worker : LilyWorkerHeader {
   const LilyKernelModule *module;
   const LilyKernelEntry *entry;
   AccessRecorder *recorder;            // NULL when nobody asks what dispatches touch
+  uint32_t last_buffer;                // index of the binding that a strict module accessed last
   uint32_t failed;
   uint32_t object_count;
   ThreadgroupObject objects[kObjectSlots];
