@@ -164,6 +164,8 @@ BAD_REQUESTS = [
     (dict(prompt=None, prompt_ids=[]), "prompt_ids"),
     (dict(prompt=None, prompt_ids=[1.5]), "prompt_ids"),
     (dict(prompt=None, prompt_ids=[10**9]), "vocabulary"),
+    (dict(prompt=None, prompt_ids=7), "prompt_ids"),
+    (dict(prompt=None, prompt_ids=[True]), "prompt_ids"),
     (dict(prompt=None), "prompt"),
     (dict(prompt="x", prompt_ids=[1]), "prompt"),
     (dict(prompt=None, prompt_ids=[1] * 131072), "context"),
@@ -175,6 +177,13 @@ def test_bad_requests_are_request_errors_that_name_the_thing_and_lose_nothing(mo
     with pytest.raises(lily.RequestError, match=names):
         model.generate(**keywords)
     assert model.generate("Who are you?", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_prompt_ids_may_be_a_numpy_array(model: Any, goldens: list[dict[str, Any]]) -> None:
+    import numpy as np
+
+    ids = np.array(goldens[0]["prompt_ids"], np.int64)
+    assert list(model.generate(prompt_ids=ids, max_tokens=40, temperature=0).token_ids) == goldens[0]["greedy_ids"]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -22,6 +22,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 # Limits of the kernels; each is checked by name so that the message can quote it.
 WIDTH_MULTIPLE = 64                    # GEMM tiles step K by 64
 MAX_TOP_K = 16                         # one simdgroup keeps a row's choices in registers
+MAX_VOCAB = 1 << 18                    # the sampler's radix selection
 MAX_EXPERTS = 512                      # 32 lanes x 16 logits
 HEAD_DIMS = range(64, 257, 32)         # attention tiles
 GDN_HEAD_DIMS = (64, 128)              # gdn_scan_d64, gdn_scan_d128
@@ -360,6 +361,7 @@ def _check_limits(config: ModelConfig, keys: Fields) -> None:
         need(key, 1 <= keys.integer(key) < 2**31, "expected a positive count")
     for key in ("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
         need(key, keys.integer(key) % WIDTH_MULTIPLE == 0, f"expected a multiple of {WIDTH_MULTIPLE}")
+    need("vocab_size", config.vocab_size <= MAX_VOCAB, f"expected at most {MAX_VOCAB}")
     need("head_dim", config.head_dim in HEAD_DIMS, "expected a multiple of 32 from 64 to 256")
     need("linear_key_head_dim", config.dk in GDN_HEAD_DIMS, "expected 64 or 128")
     need("linear_value_head_dim", config.dv in GDN_HEAD_DIMS, "expected 64 or 128")

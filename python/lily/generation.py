@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from .config import ModelConfig
 from .errors import RequestError
@@ -37,10 +39,7 @@ def build_request(
         raise RequestError(f"max_tokens must be a positive integer, got {max_tokens!r}")
     if options is not None and not isinstance(options, ExecutionOptions):
         raise RequestError(f"options must be lily.ExecutionOptions, got {type(options).__name__}")
-    ids = tuple(prompt_ids)
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise RequestError(f"prompt_ids must be integers, got {token!r}")
+    ids = tuple(_token_id(token) for token in prompt_ids)
     return Request(
         ids,
         max_tokens or config.generation.max_tokens or DEFAULT_MAX_TOKENS,
@@ -49,6 +48,13 @@ def build_request(
         options or ExecutionOptions(),
         raw,
     )
+
+
+def _token_id(token: object) -> int:
+    """A Python or NumPy integer."""
+    if isinstance(token, SupportsIndex) and not isinstance(token, bool):
+        return operator.index(token)
+    raise RequestError(f"prompt_ids must be integers, got {token!r}")
 
 
 class TextAssembler:

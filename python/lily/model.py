@@ -140,7 +140,10 @@ class Model:
         if (prompt is None) == (prompt_ids is None):
             raise RequestError("give either a prompt or prompt_ids")
         if prompt_ids is not None:
-            ids = list(prompt_ids)
+            try:
+                ids = list(prompt_ids)
+            except TypeError:
+                raise RequestError(f"prompt_ids must be a sequence of integers, got {type(prompt_ids).__name__}") from None
             if not ids:
                 raise RequestError("prompt_ids is empty")
         elif raw:
