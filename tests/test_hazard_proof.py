@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from lily import _native
+from lily.checkpoint import Checkpoint
+from lily.model_files import resolve
+from lily.random_checkpoint import with_layers, write_random_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(_native.live_objects() is None, reason="the software Metal records accesses"),
@@ -57,42 +60,57 @@ def assert_every_removal_is_detected(result: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick() -> dict[str, dict[str, Any]]:
-    return dict(zip(PLANS, run([{**plan, "mutate": SOME if plan["phase"] == "decode" else SOME[:3]} for plan in PLANS.values()]), strict=True))
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """lily-tiny's dims with four layers (three GDN, one attention) and random weights, for plans that run many times."""
+    with Checkpoint.open(resolve("lily-tiny")) as tiny:
+        config = tiny.config
+    folder = tmp_path_factory.mktemp("small") / "model"
+    return str(write_random_checkpoint(folder, with_layers(config, 4), tokenizer=resolve("lily-tiny")))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, dict[str, Any]]:
+    return dict(zip(PLANS, run(list(PLANS.values())), strict=True))
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_plan_touches_only_what_it_declares_and_nothing_unordered_conflicts(quick: dict[str, dict[str, Any]], plan: str) -> None:
-    result = quick[plan]  # the run itself was clean: a conflict would have ended the child
-    assert result["undeclared"] == []
+def test_a_plan_touches_only_what_it_declares_and_nothing_unordered_conflicts(tiny: dict[str, dict[str, Any]], plan: str) -> None:
+    result = tiny[plan]  # the run itself was clean: a conflict would have ended the child
+    assert result["undeclared"] == [] and result["needless"] == []
     assert result["accesses"] > result["dispatches"] > result["barriers"] > 50
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_removal_of_a_barrier_is_detected(quick: dict[str, dict[str, Any]], plan: str) -> None:
-    assert_every_removal_is_detected(quick[plan])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_the_removal_of_a_barrier_is_detected(small: str, phase: str) -> None:
+    plans = [{**plan, "mutate": SOME if phase == "decode" else SOME[:3]} for plan in PLANS.values() if plan["phase"] == phase]
+    for result in run(plans, small):
+        assert_every_removal_is_detected(result)
 
 
-def test_whole_generations_run_clean() -> None:
+def test_whole_generations_run_clean(small: str) -> None:
     scenarios = [{"phase": "", "rows": rows, "options": options, "generate": True} for rows, options in zip((40, 5, 5), FORMS.values(), strict=True)]
-    for result in run(scenarios):
+    for result in run(scenarios, small):
         assert result["accesses"] > 0 and len(result["tokens"]) == 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_removal_of_every_barrier_is_detected(plan: str) -> None:
-    (result,) = run([{**PLANS[plan], "mutate": "all"}])
-    assert len(result["mutations"]) == result["barriers"]
+def test_the_removal_of_every_barrier_is_detected(small: str, plan: str) -> None:
+    (result,) = run([{**PLANS[plan], "mutate": "all"}], small)
+    assert len(result["mutations"]) == result["barriers"] and result["needless"] == []
     assert_every_removal_is_detected(result)
+
+
+@pytest.fixture(scope="module")
+def more(small: str) -> dict[str, dict[str, Any]]:
+    return dict(zip(MORE, run(list(MORE.values()), small), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", MORE)
-def test_every_barrier_of_a_control_path_is_needed(plan: str) -> None:
-    (result,) = run([{**MORE[plan], "mutate": "all"}])
-    assert result["undeclared"] == []
-    assert_every_removal_is_detected(result)
+def test_every_barrier_of_a_control_path_is_needed(more: dict[str, dict[str, Any]], plan: str) -> None:
+    """From the bytes that one run touched: the levels on both sides of every barrier conflict."""
+    assert more[plan]["undeclared"] == [] and more[plan]["needless"] == []
 
 
 @pytest.mark.slow

@@ -70,10 +70,11 @@ std::string LevelAccesses::conflict() const {
 std::string LevelAccesses::describe(const Access& earlier, const Access& later) const {
   uint64_t start = std::max(earlier.start, later.start), end = std::min(earlier.end, later.end);
   auto buffer = std::prev(pass_.buffers.upper_bound(start));
-  auto name = [&](const Access& a) { return std::string(kernel_name(pass_.dispatches[a.dispatch])) + " (dispatch " + std::to_string(a.dispatch) + ")"; };
+  auto act = [&](const Access& a) {
+    return std::string(kernel_name(pass_.dispatches[a.dispatch])) + " (dispatch " + std::to_string(a.dispatch) + ")" + (a.written ? " writes" : " reads");
+  };
   const char* kind = earlier.written ? (later.written ? "write after write" : "read after write") : "write after read";
-  return "hazard: " + name(earlier) + (earlier.written ? " writes" : " reads") + " and " + name(later) + (later.written ? " writes" : " reads") + " bytes " +
-         std::to_string(start - buffer->first) + " to " + std::to_string(end - buffer->first) + " of buffer '" + buffer->second.label + "' (" + kind +
+  return "hazard: " + act(earlier) + " and " + act(later) + " bytes " + std::to_string(start - buffer->first) + " to " + std::to_string(end - buffer->first) + " of buffer '" + buffer->second.label + "' (" + kind +
          "), and no barrier of the pass stands between them";
 }
 
