@@ -51,7 +51,10 @@ class ChatTemplate:
         special = {name: text for name in _SPECIAL_NAMES if (text := token_text(settings.get(name))) is not None}
         path = folder / "chat_template.jinja"
         if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), tokenizer, special, str(path))
+            try:
+                return cls(path.read_text(encoding="utf-8"), tokenizer, special, str(path))
+            except (OSError, UnicodeDecodeError) as error:
+                raise TemplateError(f"the chat template cannot be read ({error})", where=str(path)) from error
         path = folder / "chat_template.json"
         if path.is_file():
             return cls(_chosen(read_json(path).get("chat_template")), tokenizer, special, str(path))
@@ -101,7 +104,7 @@ class ChatTemplate:
                 raise TemplateError("the model has no chat template", where=self._where, fix="use raw=True for plain completion")
             try:
                 self._template = _environment().from_string(self._source)
-            except jinja2.TemplateError as error:
+            except Exception as error:  # jinja2's own errors, and what Python says of the code made from a template
                 raise TemplateError(f"the chat template does not compile ({error})", where=self._where) from error
         return self._template
 

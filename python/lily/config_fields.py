@@ -33,9 +33,14 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.error(key, f"is {value!r}, expected a finite number")
-        return float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:  # an integer beyond every float
+                number = math.inf
+            if math.isfinite(number):
+                return number
+        raise self.error(key, f"is {str(value)[:40]}, expected a finite number")
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
@@ -91,8 +96,20 @@ def tokenizer_eos_ids(folder: Path) -> list[int]:
         return []
     decoder = raw.get("added_tokens_decoder")
     if isinstance(decoder, Mapping):
-        return [int(key) for key, entry in decoder.items() if token_text(entry) == eos and key.isdigit()]
+        return [int(key) for key, entry in decoder.items() if token_text(entry) == eos and key.isascii() and key.isdigit()]
     spec = folder / "tokenizer.json"
     if not spec.is_file():
         return []
-    return [entry["id"] for entry in read_json(spec).get("added_tokens", []) if entry.get("content") == eos]
+    return [token for text, token, _ in added_tokens(read_json(spec), str(spec)) if text == eos]
+
+
+def added_tokens(spec: Mapping[str, Any], where: str) -> list[tuple[str, int, bool]]:
+    """(text, id, special) of a tokenizer.json's `added_tokens`; CheckpointError names the file when they are of another form."""
+    entries = spec.get("added_tokens") or []
+    good = isinstance(entries, list) and all(
+        isinstance(e, Mapping) and isinstance(e.get("content"), str) and isinstance(e.get("id"), int)
+        for e in entries
+    )
+    if not good:
+        raise CheckpointError("added_tokens must be a list of objects with a content and an id", where=where, fix="copy the file from the original model")
+    return [(e["content"], e["id"], bool(e.get("special"))) for e in entries]

@@ -39,7 +39,7 @@ def build_request(
         raise RequestError(f"max_tokens must be a positive integer, got {max_tokens!r}")
     if options is not None and not isinstance(options, ExecutionOptions):
         raise RequestError(f"options must be lily.ExecutionOptions, got {type(options).__name__}")
-    ids = tuple(_token_id(token) for token in prompt_ids)
+    ids = token_ids(prompt_ids)
     return Request(
         ids,
         max_tokens or config.generation.max_tokens or DEFAULT_MAX_TOKENS,
@@ -48,6 +48,14 @@ def build_request(
         options or ExecutionOptions(),
         raw,
     )
+
+
+def token_ids(ids: object) -> tuple[int, ...]:
+    """A request's ids as Python integers; RequestError for anything else."""
+    try:
+        return tuple(_token_id(token) for token in ids)  # type: ignore[attr-defined]
+    except TypeError:
+        raise RequestError(f"prompt_ids must be a sequence of integers, got {type(ids).__name__}") from None
 
 
 def _token_id(token: object) -> int:

@@ -16,7 +16,7 @@ from .chat import ChatTemplate
 from .checkpoint import Checkpoint
 from .engine import Engine
 from .errors import RequestError
-from .generation import Request, TextAssembler, build_request
+from .generation import Request, TextAssembler, build_request, token_ids
 from .gpu import Gpu
 from .model_files import BUILT_IN, resolve
 from .options import ExecutionOptions
@@ -125,7 +125,7 @@ class Model:
     def logits(self, ids: Sequence[int], *, options: ExecutionOptions | None = None) -> np.ndarray:
         """Teacher-forced logits: float32 [len(ids), vocab]; row i predicts token i + 1."""
         with self._lock:
-            return Session(self._engine).logits([int(i) for i in ids], options or ExecutionOptions())
+            return Session(self._engine).logits(token_ids(ids), options or ExecutionOptions())
 
     def session(self) -> ChatSession:
         """A conversation whose history and state are kept between turns."""
@@ -135,15 +135,16 @@ class Model:
         self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None,
         temperature: float | None = None, top_p: float | None = None, top_k: int | None = None, min_p: float | None = None,
         seed: int | None = None, stop: object = None, enable_thinking: bool | None = None, tools: object = None,
-        options: ExecutionOptions | None = None, progress: Progress | None = None,
+        options: ExecutionOptions | None = None, progress: Progress | None = None, **unknown: object,
     ) -> tuple[Request, Progress | None]:
+        if unknown:
+            raise RequestError(f"unknown keyword {', '.join(sorted(unknown))}", fix="this version knows those of Model.generate's docstring")
+        if progress is not None and not callable(progress):
+            raise RequestError("progress must be a function of (done, total)")
         if (prompt is None) == (prompt_ids is None):
             raise RequestError("give either a prompt or prompt_ids")
         if prompt_ids is not None:
-            try:
-                ids = list(prompt_ids)
-            except TypeError:
-                raise RequestError(f"prompt_ids must be a sequence of integers, got {type(prompt_ids).__name__}") from None
+            ids = list(token_ids(prompt_ids))
             if not ids:
                 raise RequestError("prompt_ids is empty")
         elif raw:
@@ -210,6 +211,8 @@ class ChatSession:
 
     def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
         """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
+        if not isinstance(content, (str, list, tuple)):
+            raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
         added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         request, progress = self._model._request([*self.messages, *added], **keywords)
         return self._turn(added, request, progress)

@@ -17,12 +17,18 @@ def resolve(model: str | Path) -> Path:
 
     Raises CheckpointError when there is no such thing.
     """
+    if not isinstance(model, (str, Path)):
+        raise CheckpointError(f"a model is a name or a path, got {type(model).__name__}")
     if str(model) == BUILT_IN:
         return Path(__file__).parent / "data" / BUILT_IN
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(model).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, an unknown user
+        raise CheckpointError(f"not a usable path ({error})", where=str(model)[:80]) from error
+    if is_folder:
         return folder
-    if folder.exists():
+    if exists:
         raise CheckpointError("is a file, not a folder", where=str(model), fix="give the folder that holds config.json and the weights")
     if isinstance(model, str) and _HUB_ID.fullmatch(model):
         return _from_hub(model)

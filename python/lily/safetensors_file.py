@@ -82,7 +82,7 @@ def open_folder(folder: Path) -> tuple[list[SafetensorsFile], dict[str, TensorEn
     tensors: dict[str, TensorEntry] = {}
     for name in names:
         path = folder / name
-        if not path.is_file():
+        if len(os.fsencode(name)) > 255 or not path.is_file():
             example = next((tensor for tensor, shard in placed.items() if shard == name), None)
             what = "shard is missing" + (f"; the index places tensor {example} in it" if example else "")
             raise CheckpointError(what, where=str(path), fix="download the missing file")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Encoder
 
-from .config_fields import read_json
+from .config_fields import added_tokens, read_json
 from .errors import CheckpointError, RequestError
 
 
@@ -24,17 +24,20 @@ class Tokenizer:
 
     def __init__(self, spec: Mapping[str, Any], eos_ids: Iterable[int] = (), where: str = "tokenizer.json") -> None:
         try:
-            added = [(str(entry["content"]), int(entry["id"]), bool(entry.get("special"))) for entry in spec.get("added_tokens") or []]
-            # Without its added tokens the encoder cannot produce a control token, whatever the text says.
-            self._encoder = Encoder.from_str(json.dumps({**spec, "added_tokens": []}))
+            added = [entry for entry in added_tokens(spec, where) if entry[0]]
+            self._bytes = {token: text.encode() for text, token, _ in added}
+            # Without its added tokens the encoder cannot produce a control token, whatever the text says. Cutting or padding
+            # a prompt is nobody's business here.
+            self._encoder = Encoder.from_str(json.dumps({**spec, "added_tokens": [], "truncation": None, "padding": None}))
+        except CheckpointError:
+            raise
         except Exception as error:  # the tokenizers package raises plain Exception
             raise CheckpointError(f"is not a tokenizer that the tokenizers package can read ({error})", where=where) from error
         if not _is_byte_level(spec.get("decoder")):
             raise CheckpointError("the decoder is not byte-level, the only kind supported", where=where)
-        self.control: dict[str, int] = {text: token for text, token, _ in added if text}
+        self.control: dict[str, int] = {text: token for text, token, _ in added}
         self.special_ids = frozenset(token for _, token, special in added if special)
         self.eos_ids = frozenset(eos_ids)
-        self._bytes = {token: text.encode() for text, token, _ in added}
         longest_first = sorted(self.control, key=len, reverse=True)
         self._control_pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
 

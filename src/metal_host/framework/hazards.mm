@@ -14,7 +14,7 @@ constexpr size_t kMaxLogged = size_t(1) << 20;  // ranges; a test suite that nev
 
 struct Logged {
   uint64_t dispatch, start, end;  // bytes from the buffer's start
-  std::string kernel, buffer;     // short names: no allocation
+  std::string kernel, buffer;
   bool written;
 };
 
@@ -74,8 +74,8 @@ std::string LevelAccesses::describe(const Access& earlier, const Access& later) 
     return std::string(kernel_name(pass_.dispatches[a.dispatch])) + " (dispatch " + std::to_string(a.dispatch) + ")" + (a.written ? " writes" : " reads");
   };
   const char* kind = earlier.written ? (later.written ? "write after write" : "read after write") : "write after read";
-  return "hazard: " + act(earlier) + " and " + act(later) + " bytes " + std::to_string(start - buffer->first) + " to " + std::to_string(end - buffer->first) + " of buffer '" + buffer->second.label + "' (" + kind +
-         "), and no barrier of the pass stands between them";
+  return "hazard: " + act(earlier) + " and " + act(later) + " bytes " + std::to_string(start - buffer->first) + " to " +
+         std::to_string(end - buffer->first) + " of buffer '" + buffer->second.label + "' (" + kind + "), and no barrier of the pass stands between them";
 }
 
 void LevelAccesses::log() const {
