@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import DeviceError
 from .gpu import Gpu
+from .host_routing import HostRoutedProgram
 from .options import ExecutionOptions
 from .plans.context import PlanContext, session_state_bytes, weight_region
 from .plans.geometry import ROPE_LO_ROWS
 from .policy import THRESHOLDS
+from .schedule import HOST, Dispatch, Region
 from .weight_layout import Group, Part
 
 GIB = 1 << 30
@@ -98,6 +100,24 @@ class Engine:
             self._arena_bytes = size
             self.buffers["arena"] = self.gpu.buffer(size, "arena")
         return self.buffers["arena"]
+
+    def record(self, plan: Sequence[Dispatch], state: Mapping[str, Any], options: ExecutionOptions) -> Any:
+        """A plan as something with `run()`: one native program, or several around the CPU's steps (P2's control)."""
+        buffers = buffer_map(self, state)
+        if any(d.family == HOST for d in plan):
+            return HostRoutedProgram(self, plan, buffers, options.concurrent_pass)
+        return self.gpu.record(plan, buffers, concurrent=options.concurrent_pass)
+
+    def read(self, region: Region) -> np.ndarray:
+        """A copy of a region of the engine's own buffers (the arena), as bytes."""
+        data: np.ndarray = self.buffers[region.buffer].view()[region.offset : region.offset + region.nbytes].copy()
+        return data
+
+    def write(self, region: Region, data: np.ndarray) -> None:
+        """Puts `data` at the start of a region of the engine's own buffers. Nothing may be running."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        assert raw.nbytes <= region.nbytes, f"{raw.nbytes} bytes for a region of {region.nbytes}"
+        self.buffers[region.buffer].view()[region.offset : region.offset + raw.nbytes] = raw
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident bytes by use: weights (with small tensors) and scratch."""

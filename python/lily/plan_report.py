@@ -22,22 +22,24 @@ from .plans.decode import decode_plan
 from .plans.geometry import ROPE_LO_ROWS
 from .plans.prefill import prefill_plan
 from .presets import PRESETS
-from .schedule import Dispatch, Region
+from .schedule import HOST, Dispatch, Region
 from .weight_layout import Group
 
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """Bandwidth in bytes per second, seconds per dependent stage, GPU cores."""
+    """Bandwidth in bytes per second, seconds per dependent stage, GPU cores, seconds of a stop for the CPU."""
 
     name: str
     bandwidth: float
     latency: float
     cores: int
+    round_trip: float
 
 
-# SYSTEM.md, METAL.md: 614 GB/s; the Rust engine's 555 stages took 5.47 ms over a floor of 3.06 ms, about 4.3 µs a stage.
-M5_MAX = DeviceModel("M5 Max", 614e9, 4.3e-6, 40)
+# 614 GB/s; the Rust engine of the article: 555 stages took 5.47 ms over a floor of 3.06 ms, about 4.3 µs a stage.
+# A CPU round trip takes 130 to 180 µs on Apple GPUs.
+M5_MAX = DeviceModel("M5 Max", 614e9, 4.3e-6, 40, 155e-6)
 
 WEIGHT_PARTS = ("weight", "scales", "biases")
 STATE_PARTS = ("conv", "gdn", "kv_k", "kv_v")
@@ -59,15 +61,17 @@ class PlanReport:
         return out
 
     def stage_seconds(self, stage: list[Dispatch]) -> float:
-        return max(sum(dram_bytes(d) for d in stage) / self.device.bandwidth, self.device.latency)
+        latency = self.device.round_trip if any(d.family == HOST for d in stage) else self.device.latency
+        return max(sum(dram_bytes(d) for d in stage) / self.device.bandwidth, latency)
 
     def totals(self) -> dict[str, Any]:
-        """launches, stages, bytes moved past the caches, the floor from dims alone, arena bytes, modelled milliseconds,
+        """launches, stops for the CPU, stages, bytes moved past the caches, the floor from dims alone, arena bytes, modelled milliseconds,
         and the fewest threadgroups of a stage that reads over 1 MB."""
         stages = self.stages()
         heavy = [sum(d.threadgroups for d in s) for s in stages if sum(dram_bytes(d) for d in s) > 1_000_000]
         return {
-            "launches": len(self.ops),
+            "launches": sum(d.family != HOST for d in self.ops),
+            "cpu_stops": sum(d.family == HOST for d in self.ops),
             "stages": len(stages),
             "bytes": sum(dram_bytes(d) for d in self.ops),
             "floor_bytes": floor_bytes(self.ctx.config, self.ctx.groups, self.ctx.rows, self.ctx.context, self.ctx.head_rows),
@@ -91,7 +95,7 @@ class PlanReport:
             grid = "x".join(map(str, d.grid))
             lines.append(f"{d.level:>5}  {d.id:<28} {d.function:<32} {grid:<16} {d.threads[0]:>7} {d.bytes_read:>12,} {d.bytes_written:>12,}")
         t = self.totals()
-        lines += ["", f"launches {t['launches']}, stages {t['stages']}, arena {t['arena_bytes']:,} bytes",
+        lines += ["", f"launches {t['launches']}, stops for the CPU {t['cpu_stops']}, stages {t['stages']}, arena {t['arena_bytes']:,} bytes",
                   f"bytes {t['bytes']:,}, floor {t['floor_bytes']:,} ({t['bytes'] / t['floor_bytes'] - 1:+.1%})",
                   f"fewest threadgroups of a stage over 1 MB: {t['min_heavy_threadgroups']}",
                   f"modelled on {self.device.name} ({self.device.bandwidth / 1e9:.0f} GB/s, {self.device.latency * 1e6:.1f} µs a stage): {t['modelled_ms']:.2f} ms"]

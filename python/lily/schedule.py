@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 
+HOST = "host"  # family of a step that the CPU does between two programs (P2's control)
+
+
 @dataclass(frozen=True)
 class Region:
     """`nbytes` bytes at `offset` of the buffer named `buffer`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _native, policy
 from .checkpoint import bf16_to_f32
-from .engine import Engine, buffer_map
+from .engine import Engine
 from .errors import ContextLengthError, DeviceError, LilyError, RequestError
 from .kernel_args import constant, structs
 from .options import ExecutionOptions
@@ -132,7 +132,7 @@ class Session:
         if key not in self._programs:
             self._trim_programs()
             plan = prefill_plan(ctx, self._fixed, choose=choose, sampled=sampled, stop_count=stop_count)
-            self._programs[key] = (ctx, self.engine.gpu.record(plan, buffer_map(self.engine, self._state), concurrent=options.concurrent_pass))
+            self._programs[key] = (ctx, self.engine.record(plan, self._state, options))
         return self._programs[key]
 
     def _decode_program(self, keys: int, *, sampled: bool, stop_count: int, options: ExecutionOptions) -> Any:
@@ -143,7 +143,7 @@ class Session:
         if key not in self._programs:
             self._trim_programs()
             plan = decode_plan(ctx, self._fixed, sampled=sampled, stop_count=stop_count)
-            self._programs[key] = (ctx, self.engine.gpu.record(plan, buffer_map(self.engine, self._state), concurrent=options.concurrent_pass))
+            self._programs[key] = (ctx, self.engine.record(plan, self._state, options))
         return self._programs[key]
 
     def _trim_programs(self, keep: int = 16) -> None:
@@ -211,7 +211,7 @@ class Session:
     def _run_chunk(self, ctx: Any, program: Any, ids: Sequence[int]) -> None:
         self._write_step()
         region = ctx.arena()["ids"]
-        self.engine.buffers["arena"].view()[region.offset : region.offset + 4 * len(ids)] = np.asarray(ids, np.uint32).view(np.uint8)
+        self.engine.write(region, np.asarray(ids, np.uint32))
         program.run()
         self.tokens.extend(ids)
         self._slot = (self._slot + 1) % RING
@@ -265,8 +265,7 @@ class Session:
                 ctx, program = self._prefill_program(rows, head_rows=rows, choose=False, sampled=False, stop_count=0, options=options)
                 self._run_chunk(ctx, program, ids[at : at + rows])
                 region = ctx.arena()["logits"]
-                raw = self.engine.buffers["arena"].view()[region.offset : region.offset + region.nbytes]
-                out[at : at + rows] = raw.view(np.float32).reshape(rows, -1)
+                out[at : at + rows] = self.engine.read(region).view(np.float32)[: rows * self.config.vocab_size].reshape(rows, -1)
         except LilyError:
             self.reset()
             raise

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .. import policy
 from ..graph import Op
-from ..schedule import Binding, Region
+from ..schedule import HOST, Binding, Region
 from ..weight_layout import Group, Part
 from . import geometry as geo
 from .context import Builder, row_stride, weight_region
@@ -87,17 +87,19 @@ def router_topk(b: Builder, op: Op) -> None:
 
 
 def route(b: Builder, op: Op) -> None:
-    """P2: histogram, scan, scatter and block map on the GPU; not needed when every (row, slot) runs alone."""
+    """P2: histogram, scan, scatter and block map on the GPU, in its control on the CPU; not needed when every (row, slot)
+    runs alone."""
     ctx = b.ctx
+    family = "routing" if ctx.options.gpu_routing else HOST
     if ctx.expert_gemv:
         return
     lists = [b.bind(0, "expert_ids"), b.bind(1, "offsets", "w"), b.bind(2, "sorted_rows", "w"), b.bind(3, "row_pos", "w"), b.bind(4, "block_map", "w")]
     args: dict[str, float | int] = {"total": ctx.total, "experts": ctx.expert_count, "tile": ctx.tile, "max_blocks": ctx.max_blocks}
     if ctx.split_tiles:
-        b.emit(op.id, "routing", "route_plan_split", [*lists, b.bind(6, "tail_map", "w")], 5, "RouteSplitArgs",
+        b.emit(op.id, family, "route_plan_split", [*lists, b.bind(6, "tail_map", "w")], 5, "RouteSplitArgs",
                {**args, "tail_tile": 16, "max_tail": ctx.max_tail}, (1, 1, 1), geo.ROUTE_THREADS)
     else:
-        b.emit(op.id, "routing", "route_plan", lists, 5, "RouteArgs", args, (1, 1, 1), geo.ROUTE_THREADS)
+        b.emit(op.id, family, "route_plan", lists, 5, "RouteArgs", args, (1, 1, 1), geo.ROUTE_THREADS)
 
 
 def expert_linear(b: Builder, op: Op) -> None:
