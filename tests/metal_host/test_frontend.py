@@ -75,7 +75,7 @@ def test_build_writes_text_and_modules_and_nothing_else(tmp_path):
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     key = names[0].split(".")[0]
     assert re.fullmatch("[0-9a-f]{16}", key)
-    assert names == [f"{key}.x86-64-v3.so", f"{key}.x86-64-v4.so", "k.metal"]
+    assert names == [f"{key}.cu", f"{key}.cuda.json", f"{key}.x86-64-v3.so", f"{key}.x86-64-v4.so", "k.metal"]
 
 
 def test_amalgamation_needs_no_compiler(tmp_path):

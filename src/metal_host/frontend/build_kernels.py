@@ -4,8 +4,8 @@
                      [--jobs 2] [--families a,b] [--strict] [--keep DIR]
 
 Writes OUTDIR/<family>.metal (the amalgamated text) and OUTDIR/<key>.<target>.so, where key is the hash of
-that text; the software newLibraryWithSource: finds the code by it. Errors come out as
-`gemv.metal:12: error: …` and the exit status is 1.
+that text; the software newLibraryWithSource: finds the code by it. For the CUDA device it writes OUTDIR/<key>.cu and
+OUTDIR/<key>.cuda.json (cuda.py), text only. Errors come out as `gemv.metal:12: error: …` and the exit status is 1.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import concurrent.futures
 import sys
 from pathlib import Path
 
+import cuda
 from amalgamate import amalgamate, family_files, text_key
 from errors import SourceError, ToolError
 from toolchain import TARGETS, compile_text
@@ -28,6 +29,7 @@ def build_family(path: Path, out: Path, targets: list[str], strict: bool, keep: 
         modules = {target: out / f"{key}.{target}{suffix}" for target in targets}
         (out / path.name).write_text(text)
         compile_text(text, path.name, out, {t: p for t, p in modules.items() if not p.exists()}, strict, keep)
+        cuda.write(text, path.name, out, key)
     except SourceError as error:
         return error.messages
     except ToolError as error:

@@ -20,6 +20,7 @@ class Parameter:
     index: int = 0
     space: str = ""
     writable: bool = False
+    reference: bool = False      # `T&`, not `T*`
 
 
 @dataclass

@@ -7,12 +7,13 @@ from rewrite import Rewriter
 _SPACES = {"device": "LILY_SPACE_DEVICE", "constant": "LILY_SPACE_CONSTANT", "threadgroup": "LILY_SPACE_THREADGROUP"}
 
 
-def kernel_source(rewriter: Rewriter, rewritten: str) -> str:
-    """The translation unit (C++ for OpenCL): library, source, one entry function per kernel."""
+def kernel_source(rewriter: Rewriter, rewritten: str, entries: bool = True) -> str:
+    """The translation unit (C++ for OpenCL): library, source, one entry function per kernel and its description."""
     out = ["#include <metal_stdlib>", rewritten, '#line 1 "<entries>"']
     for n, entry in enumerate(rewriter.entries):
         arguments = ", ".join(_argument(p) for p in entry.kernel.parameters)
-        out.append(f'extern "C" LILY_LANE_CALL void lily_entry_{n}(const LilyThread *thread) {{ {entry.callee}({arguments}); }}')
+        if entries:
+            out.append(f'extern "C" LILY_LANE_CALL void lily_entry_{n}(const LilyThread *thread) {{ {entry.callee}({arguments}); }}')
         out.append(f"LILY_DESCRIBE({n}, {entry.kernel.max_threads}, decltype({entry.callee}))")
     return "\n".join(out) + "\n"
 

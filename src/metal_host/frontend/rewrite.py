@@ -1,4 +1,4 @@
-"""Rewrites preprocessed Metal source into C++ for OpenCL with the engine's standard library.
+"""Rewrites preprocessed Metal source into C++ for OpenCL (or CUDA C++) with the engine's standard library.
 
 What changes: address-space names, kernels (marked inline; entries are generated), `threadgroup`
 variables, function constants, explicit instantiations with host names, literals, attributes. Everything
@@ -15,8 +15,19 @@ from literals import number
 
 # `constant` data and `device` data are two subsets of OpenCL's global memory: neither converts to the
 # other, yet a struct can be copied from both (which OpenCL's own __constant does not allow).
-DEVICE = "__attribute__((opencl_global_device))"
-CONSTANT = "const __attribute__((opencl_global_host))"
+@dataclass(frozen=True)
+class Dialect:
+    """Spellings of the address spaces; `data`: of program-scope arrays."""
+    device: str
+    constant: str
+    threadgroup: str
+    thread: str
+    data: str
+    pragmas: bool = False        # loop pragmas are passed on
+
+
+OPENCL = Dialect("__attribute__((opencl_global_device))", "const __attribute__((opencl_global_host))", "__local", "__private", "__constant")
+CUDA = Dialect("", "const", "", "", "__constant__", pragmas=True)
 
 
 @dataclass
@@ -28,6 +39,7 @@ class Scope:
 @dataclass
 class Rewriter:
     text: str
+    dialect: Dialect = OPENCL
     kernels: dict[str, Kernel] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     constants: list[FunctionConstant] = field(default_factory=list)
@@ -200,7 +212,7 @@ class Rewriter:
         scalar = "constexpr" in before and "[" not in before
         for k in range(i, i + len(before)):
             if c.at(k) == "constant":
-                c.tokens[k].out = "" if scalar else "const __constant" if "const" not in before and "constexpr" not in before else "__constant"
+                c.tokens[k].out = "" if scalar else f"const {self.dialect.data}" if "const" not in before and "constexpr" not in before else self.dialect.data
                 self.program_constants.add(k)
 
     # -------------------------------------------------------------------------------- kernels
@@ -279,6 +291,7 @@ class Rewriter:
                 expected = ("threadgroup",) if parameter.attribute == "threadgroup" else ("device", "constant")
                 if parameter.space not in expected:
                     self.error(p, f"kernel parameter {name} must point to {' or '.join(expected)} memory")
+                parameter.reference = "&" in declared
                 parameter.writable = parameter.space == "device" and "const" not in declared
                 limit = 31
                 if parameter.index >= limit:
@@ -400,16 +413,21 @@ class Rewriter:
             elif token.text in names and c.at(i - 1) not in (".", "->", "::"):
                 token.out = self._constant_use(token.text)
             elif token.text == "device":
-                token.out = DEVICE
+                token.out = self.dialect.device
             elif token.text == "threadgroup":
-                token.out = "__local"
+                token.out = self.dialect.threadgroup
             elif token.text == "thread":
                 behind = c.at(i - 2) if c.at(i - 1) == "const" else c.at(i - 1)
-                token.out = "" if behind == ")" else "__private"       # `) thread` qualifies a member function
+                token.out = "" if behind == ")" else self.dialect.thread       # `) thread` qualifies a member function
             elif token.text == "constant" and i not in self.program_constants:
                 behind = c.at(i - 2) if c.at(i - 1) == "const" else c.at(i - 1)
-                token.out = "" if behind == ")" else CONSTANT
+                token.out = "" if behind == ")" else self.dialect.constant
         for token in c.all:
             if token.kind == "directive":
                 marker = re.match(r'\s*#\s*(\d+)\s+("[^"]*")', token.text)
-                token.out = f"#line {marker.group(1)} {marker.group(2)}" if marker else ""
+                token.out = f"#line {marker.group(1)} {marker.group(2)}" if marker else self._pragma(token.text)
+
+    def _pragma(self, text: str) -> str:
+        if not self.dialect.pragmas or not re.match(r"\s*#\s*pragma\b", text):
+            return ""
+        return re.sub(r"clang\s+loop\s+unroll\((full|enable)\)", "unroll", text)

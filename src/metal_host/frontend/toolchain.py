@@ -94,6 +94,32 @@ def compile_text(text: str, file: str, out: Path, targets: dict[str, Path], stri
             _compile_target(work, target, path, strict, file)
 
 
+def compile_facts(source: str, file: str, out: Path) -> list[list[int]]:
+    """Words of every entry's description (LILY_DESCRIBE): thread limit, then size | alignment << 24 of what each parameter
+    points to. `source`: preprocessed Metal; only its declarations are compiled."""
+    _require_compiler()
+    rewriter = Rewriter(source)
+    rewritten = rewriter.run()
+    with tempfile.TemporaryDirectory(dir=out, prefix=".facts-") as folder:
+        unit = Path(folder) / "facts.clcpp"
+        unit.write_text(kernel_source(rewriter, rewritten, entries=False))
+        result = _run(["clang", *_LANGUAGE, *_MATH, *_WARNINGS, "-O0", "-I", str(STDLIB), "-I", str(SIMT), "-S", str(unit), "-o", "-"])
+    if result.returncode:
+        raise SourceError(_messages(result.stderr, file))
+    found: dict[int, list[int]] = {}
+    words: list[int] | None = None
+    for line in result.stdout.splitlines():
+        if label := re.match(r"lily_facts_(\d+):", line):
+            words = found[int(label[1])] = []
+        elif words is not None and (value := re.match(r"\s*\.long\s+(\d+)", line)):
+            words.append(int(value[1]))
+        elif words is not None and (zeros := re.match(r"\s*\.zero\s+(\d+)", line)):
+            words += [0] * (int(zeros[1]) // 4)
+        elif not line.lstrip().startswith("#"):
+            words = None
+    return [found[n] for n in range(len(rewriter.entries))]
+
+
 def _compile_module(work: Path, strict: bool, file: str) -> None:
     headers = Path(importlib.util.find_spec("ziglang").origin).parent / "lib" / "include"      # stdint.h, stddef.h
     arguments = ["clang", "-x", "c", "-std=c11", "-isystem", str(headers), "-target", "x86_64-linux-gnu", "-O2", "-fPIC", "-fvisibility=hidden", "-ffreestanding",

@@ -13,6 +13,9 @@ struct bfloat {
 
   // Round to nearest even; a NaN keeps its sign and stays a NaN.
   static constexpr LILY_INLINE ushort round(float f) {
+#ifdef LILY_BFLOAT_ROUND
+    if (!__builtin_is_constant_evaluated()) return LILY_BFLOAT_ROUND(f);
+#endif
     const uint u = __builtin_bit_cast(uint, f);
     const uint rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
     return (ushort)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 | 0x40u) : rounded);

@@ -3,7 +3,7 @@
 struct bfloat;
 
 namespace metal {
-using ::bfloat;
+using LILY_ROOT::bfloat;
 
 template <class T, T v> struct integral_constant {
   static constexpr __constant T value = v;
