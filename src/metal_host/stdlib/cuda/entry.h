@@ -4,7 +4,7 @@
 // Filled by src/metal_host/cuda. Arguments by value (constant references that the manifest gives an offset) lie in `bytes`
 // when bit i of inline_mask is set; everything else is a device address.
 struct LilyLaunch {
-  ulong buffer[31];
+  uchar *buffer[31];                   // pointers: the compiler takes them for global memory, as integers it could not
   uint inline_mask;
   uint grid_threads[3];                // threads_per_grid
   uint grid_groups[3];                 // threadgroups_per_grid
@@ -15,9 +15,9 @@ extern __shared__ uint4 lily_dynamic[];
 
 // An address that becomes a pointer or reference of the parameter's type.
 struct LilyDevice {
-  ulong address;
-  template <class T> LILY_INLINE operator T *() const { return (T *)__cvta_global_to_generic(address); }
-  template <class T> LILY_INLINE operator T &() const { return *(T *)__cvta_global_to_generic(address); }
+  uchar *address;
+  template <class T> LILY_INLINE operator T *() const { return (T *)address; }
+  template <class T> LILY_INLINE operator T &() const { return *(T *)address; }
 };
 struct LilyShared {
   uint offset;
@@ -27,12 +27,12 @@ struct LilyShared {
 // A copy in registers, wherever the bytes come from.
 struct LilyValue {
   const uchar *bytes;
-  ulong address;
+  const uchar *address;
   bool in_launch;
   template <class T> LILY_INLINE operator T() const {
     T value;
     if (in_launch) value = *(const T *)bytes;
-    else value = *(const T *)__cvta_global_to_generic(address);
+    else value = *(const T *)address;
     return value;
   }
 };

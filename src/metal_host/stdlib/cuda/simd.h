@@ -22,6 +22,11 @@ template <class T, class F> LILY_INLINE T lily_words(T value, F exchange) {
   ::memcpy(&value, words, sizeof(T));
   return value;
 }
+// Vectors go element by element: copying their unions to words keeps them in memory.
+template <class T, int N, class F> LILY_INLINE metal::vec<T, N> lily_words(metal::vec<T, N> value, F exchange) {
+  LILY_UNROLL for (int i = 0; i < N; i++) value.d[i] = lily_words(value.d[i], exchange);
+  return value;
+}
 
 struct lily_add { template <class T> static LILY_INLINE T apply(T a, T b) { return a + b; } };
 struct lily_multiply { template <class T> static LILY_INLINE T apply(T a, T b) { return a * b; } };
