@@ -29,7 +29,6 @@ def symbol(name: str) -> str:
 def translate(text: str, file: str, scratch: Path) -> tuple[str, dict]:
     """CUDA text and manifest of amalgamated Metal `text`, called `file` in messages. Raises SourceError for faults of the source."""
     source = preprocess(text, file)
-    facts = compile_facts(source, file, scratch)
     rewriter = Rewriter(source, CUDA)
     rewritten = rewriter.run()
     faults = lint(source)
@@ -38,6 +37,7 @@ def translate(text: str, file: str, scratch: Path) -> tuple[str, dict]:
         faults = [f"{file}:1: error: no kernel in this file"]
     if faults:
         raise SourceError(faults)
+    facts = compile_facts(source, file, scratch)
     entries = [_entry(entry, words) for entry, words in zip(rewriter.entries, facts, strict=True)]
     constants = [{"index": int(c.index, 0), "name": c.name, "type": c.type, "required": c.required} for c in rewriter.constants]
     out = ["namespace lily_metal {", amalgamate(STDLIB / "cuda" / "library.h"), '#line 1 "<constants>"']
