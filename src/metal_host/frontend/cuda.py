@@ -30,7 +30,7 @@ def translate(text: str, file: str, scratch: Path) -> tuple[str, dict]:
     """CUDA text and manifest of amalgamated Metal `text`, called `file` in messages. Raises SourceError for faults of the source."""
     source = preprocess(text, file)
     rewriter = Rewriter(source, CUDA)
-    rewritten = rewriter.run()
+    rewritten = re.sub(r'^(#line \d+ ")[^"]*/', r"\1", rewriter.run(), flags=re.M)     # the same text wherever it is made
     faults = lint(source)
     faults += [e for e in rewriter.errors if e not in faults]
     if not faults and not rewriter.entries:

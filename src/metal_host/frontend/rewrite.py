@@ -13,8 +13,7 @@ from declarations import ADDRESS_SPACES, POSITIONS, Entry, FunctionConstant, Ker
 from lexer import Cursor, raise_at
 from literals import number
 
-# `constant` data and `device` data are two subsets of OpenCL's global memory: neither converts to the
-# other, yet a struct can be copied from both (which OpenCL's own __constant does not allow).
+
 @dataclass(frozen=True)
 class Dialect:
     """Spellings of the address spaces; `data`: of program-scope arrays."""
@@ -26,6 +25,8 @@ class Dialect:
     pragmas: bool = False        # loop pragmas are passed on
 
 
+# `constant` data and `device` data are two subsets of OpenCL's global memory: neither converts to the
+# other, yet a struct can be copied from both (which OpenCL's own __constant does not allow).
 OPENCL = Dialect("__attribute__((opencl_global_device))", "const __attribute__((opencl_global_host))", "__local", "__private", "__constant")
 CUDA = Dialect("", "const", "", "", "__constant__", pragmas=True)
 

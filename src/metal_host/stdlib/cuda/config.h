@@ -22,6 +22,8 @@ typedef long ptrdiff_t;
 #define LILY_DEVICE
 #define LILY_CONSTANT
 #define LILY_LOCAL
+// A chosen element of a vector: an index known only at run time would put the vector into memory.
+#define LILY_ELEMENT(n, d, i) (n == 2 || i < 2 ? (i == 0 ? d[0] : d[1]) : n == 3 || i == 2 ? d[2] : d[n - 1])
 #define METAL_FUNC LILY_INLINE
 #define __constant
 #define __private

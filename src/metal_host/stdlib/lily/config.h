@@ -24,6 +24,7 @@ typedef long ptrdiff_t;
 #define LILY_DEVICE __attribute__((opencl_global_device))
 #define LILY_CONSTANT __attribute__((opencl_global_host))
 #define LILY_LOCAL __local
+#define LILY_ELEMENT(n, d, i) d[i]
 #define METAL_FUNC LILY_INLINE
 #define NULL nullptr
 #define LILY_ROOT                    // namespace around library and source; none here

@@ -35,7 +35,7 @@ template <class V, class T, int... I> struct lily_swizzle {
   static constexpr __constant int N = n;                                                             \
   vec() = default;                                                                                   \
   LILY_INLINE T &operator[](int i) { return d[i]; }                                                  \
-  LILY_INLINE T operator[](int i) const { return d[i]; }                                             \
+  LILY_INLINE T operator[](int i) const { return LILY_ELEMENT(n, d, i); }                            \
   LILY_ASSIGN(+) LILY_ASSIGN(-) LILY_ASSIGN(*) LILY_ASSIGN(/)                                         \
   LILY_BINARY(+) LILY_BINARY(-) LILY_BINARY(*) LILY_BINARY(/)                                         \
   LILY_INTEGER(%) LILY_INTEGER(&) LILY_INTEGER(|) LILY_INTEGER(^) LILY_INTEGER(<<) LILY_INTEGER(>>)   \
