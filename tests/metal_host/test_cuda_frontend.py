@@ -118,6 +118,24 @@ def test_faults_are_reported_at_their_line(translate):
         translate("#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* a [[buffer(0)]]) { double x = 1; a[0] = float(x); }\n")
 
 
+OVERLOADS = """#include <metal_stdlib>
+using namespace metal;
+METAL_FUNC float first(device const float* x) { return x[0]; }
+METAL_FUNC float first(threadgroup const float* x) { return x[0]; }
+kernel void k(device float* a [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+  threadgroup float s[32];
+  s[i] = first(a);
+  a[i] = first(s);
+}
+"""
+
+
+@needs_nvrtc
+def test_overloads_for_two_address_spaces_become_one_function(translate):
+    code, _ = translate(OVERLOADS)
+    cuda_driver.compile_cuda(code, "lily_k")
+
+
 @needs_nvrtc
 def test_a_constant_without_value_is_named(translate):
     code, _ = translate(SMALL)

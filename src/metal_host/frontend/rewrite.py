@@ -22,19 +22,22 @@ class Dialect:
     threadgroup: str
     thread: str
     data: str
+    erased: bool = False         # address spaces are no part of a type
     pragmas: bool = False        # loop pragmas are passed on
 
 
 # `constant` data and `device` data are two subsets of OpenCL's global memory: neither converts to the
 # other, yet a struct can be copied from both (which OpenCL's own __constant does not allow).
 OPENCL = Dialect("__attribute__((opencl_global_device))", "const __attribute__((opencl_global_host))", "__local", "__private", "__constant")
-CUDA = Dialect("", "const", "", "", "__constant__", pragmas=True)
+CUDA = Dialect("", "const", "", "", "__constant__", erased=True, pragmas=True)
 
 
 @dataclass
 class Scope:
     kind: str                    # namespace, class, function, block, initialiser
     kernel: bool = False         # function: a kernel
+    start: int = 0               # first token of its head
+    functions: set[tuple[str, ...]] = field(default_factory=set)   # namespace, class: definitions seen, without address spaces
 
 
 @dataclass
@@ -86,13 +89,14 @@ class Rewriter:
                     scopes.append(Scope("initialiser"))
                 else:
                     scopes.append(self._scope(start, i, scopes[-1]))
+                    scopes[-1].start = start
                 saved.append(depth)
                 depth = 0
                 start = i + 1
             elif text == "}":
                 if not saved:
                     raise_at(c, i, "'}' without '{'")
-                scopes.pop()
+                self._drop_twin(scopes.pop(), i, scopes[-1])
                 depth = saved.pop()
                 if not depth:
                     start = i + 1
@@ -101,6 +105,15 @@ class Rewriter:
             i += 1
         if len(scopes) > 1:
             raise_at(c, len(c) - 1, "'{' is never closed")
+
+    def _drop_twin(self, scope: Scope, end: int, outer: Scope) -> None:
+        """Without address spaces, overloads for device and threadgroup memory with equal text are one function."""
+        if not self.dialect.erased or scope.kind != "function" or scope.kernel or outer.kind not in ("namespace", "class"):
+            return
+        key = tuple(t for t in self.c.span(scope.start, end + 1) if t not in ADDRESS_SPACES)
+        if key in outer.functions:
+            self.c.blank(scope.start, end + 1)
+        outer.functions.add(key)
 
     def _scope(self, start: int, brace: int, outer: Scope) -> Scope:
         head = self._without_template(self.c.span(start, brace))
