@@ -1,6 +1,8 @@
 """The front end's CUDA mode: text and manifest of every kernel family, and what NVRTC makes of them. No GPU needed."""
 import importlib.util
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -108,6 +110,15 @@ def test_manifest_of_a_small_family(translate):
     rows = [(a["name"], a["index"], a["kind"], a["writable"], a["size"], a["align"], a["by_value"], a.get("inline_offset")) for a in second["arguments"]]
     assert rows == [("x", 0, "device", False, 2, 2, False, None), ("y", 5, "device", True, 2, 2, False, None), ("args", 2, "constant", False, 48, 16, True, 0),
                     ("more", 9, "constant", False, 4, 4, True, 48), ("list", 1, "constant", False, 4, 4, False, None), ("scratch", 0, "threadgroup", False, 16, 16, False, None)]
+
+
+def test_text_of_a_development_source_is_written_beside_its_manifest(translate, tmp_path):
+    (tmp_path / "k.metal").write_text(SMALL)
+    command = [sys.executable, str(FRONTEND / "compile_text.py"), "--text", str(tmp_path / "k.metal"), "--out", str(tmp_path / "out/key.cu"), "--target", "cuda"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["key.cu", "key.cuda.json"]
+    assert ((tmp_path / "out/key.cu").read_text(), json.loads((tmp_path / "out/key.cuda.json").read_text())) == translate(SMALL)
 
 
 def test_faults_are_reported_at_their_line(translate):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -55,10 +56,13 @@ def translate(text: str, file: str, scratch: Path) -> tuple[str, dict]:
 
 
 def write(text: str, file: str, out: Path, key: str) -> None:
-    """Writes OUT/<key>.cu and OUT/<key>.cuda.json."""
+    """Writes OUT/<key>.cu and then OUT/<key>.cuda.json; each appears under its name only when complete."""
+    out.mkdir(parents=True, exist_ok=True)
     code, manifest = translate(text, file, out)
-    (out / f"{key}.cu").write_text(code)
-    (out / f"{key}.cuda.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    for name, content in ((f"{key}.cu", code), (f"{key}.cuda.json", json.dumps(manifest, indent=1) + "\n")):
+        part = out / f".{name}.{os.getpid()}"
+        part.write_text(content)
+        os.replace(part, out / name)
 
 
 def _entry(entry: Entry, words: list[int]) -> dict:
