@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .chat import ChatTemplate
+from .chat_session import ChatSession
 from .checkpoint import Checkpoint
 from .engine import Engine
 from .errors import RequestError
@@ -20,10 +20,9 @@ from .generation import Request, TextAssembler, build_request, token_ids
 from .gpu import Gpu
 from .model_files import BUILT_IN, resolve
 from .options import ExecutionOptions
-from .reply import Piece, Reply, Usage
+from .reply import Piece, Reply, Usage, joined, with_calls
 from .session import Session
 from .tokenizer import Tokenizer
-from .tool_calls import split_tool_calls
 from .turnstile import Turnstile
 
 Progress = Callable[[int, int], None]
@@ -108,7 +107,7 @@ class Model:
         generation_config. With tools, calls in the answer become `tool_calls` and leave `text` (a stream shows the model's
         markup as it comes). Raises RequestError, TemplateError, ContextLengthError or DeviceError.
         """
-        return _with_calls(_joined(self.stream(prompt, **keywords)), keywords.get("tools"))
+        return with_calls(joined(self.stream(prompt, **keywords)), keywords.get("tools"))
 
     def chat(self, messages: Sequence[dict[str, Any]], **keywords: Any) -> Reply:
         """`generate` for a list of messages."""
@@ -187,73 +186,3 @@ class Model:
             cached = len(request.prompt_ids) - session.prefilled
             usage = Usage(len(request.prompt_ids), count, cached, first_at - start, time.perf_counter() - first_at)
             yield Piece(text, reasoning, (), reason, usage, assembler.stop_string)
-
-
-class ChatSession:
-    """A conversation. Each turn renders the whole history; what the session's state already holds is not computed again."""
-
-    def __init__(self, model: Model, session: Session) -> None:
-        self._model = model
-        self._session = session
-        self.messages: list[dict[str, Any]] = []
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Tokens that the state holds: all but the last sampled one, which is pending."""
-        return tuple(self._session.tokens)
-
-    def chat(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Reply:
-        """Says something (a user's text, or messages to append) and returns the answer, which joins the history.
-
-        Keywords as `Model.generate`. A turn that fails leaves the history as it was.
-        """
-        return _with_calls(_joined(self.stream(content, **keywords)), keywords.get("tools"))
-
-    def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
-        """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
-        if not isinstance(content, (str, list, tuple)):
-            raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
-        added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
-        request, progress = self._model._request([*self.messages, *added], **keywords)
-        return self._turn(added, request, progress)
-
-    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None) -> Iterator[Piece]:
-        text, reasoning, failed = "", "", False
-        try:
-            for piece in self._model._stream(self._session, request, progress):
-                text, reasoning = text + piece.text, reasoning + piece.reasoning
-                yield piece
-        except Exception:
-            failed = True
-            raise
-        finally:
-            if not failed:
-                answer: dict[str, Any] = {"role": "assistant", "content": text}
-                if reasoning:
-                    answer["reasoning_content"] = reasoning
-                self.messages += [*added, answer]
-
-    def reset(self) -> None:
-        """Forgets history and state."""
-        self.messages = []
-        self._session.reset()
-
-
-def _with_calls(reply: Reply, tools: Any) -> Reply:
-    """Tool calls of the answer in OpenAI's form; one that max_tokens cut is neither call nor text."""
-    if not tools or not isinstance(tools, (list, tuple)):
-        return reply
-    text, calls = split_tool_calls(reply.text, tools, cut=reply.finish_reason != "stop")
-    reason = "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
-    return replace(reply, text=text, tool_calls=tuple(calls), finish_reason=reason)
-
-
-def _joined(pieces: Iterator[Piece]) -> Reply:
-    text, reasoning = "", ""
-    ids: list[int] = []
-    last = Piece()
-    for last in pieces:
-        text, reasoning = text + last.text, reasoning + last.reasoning
-        ids += last.token_ids
-    assert last.usage is not None and last.finish_reason is not None
-    return Reply(text, reasoning, last.finish_reason, last.usage, tuple(ids))
