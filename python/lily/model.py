@@ -18,11 +18,14 @@ from .engine import Engine
 from .errors import RequestError
 from .generation import Request, TextAssembler, build_request, token_ids
 from .gpu import Gpu
+from .memory import checked_cache_bytes
 from .model_files import BUILT_IN, resolve
 from .options import ExecutionOptions
+from .prefix_cache import CacheInfo
 from .reply import Piece, Reply, Usage, joined, with_calls
 from .session import Session
 from .tokenizer import Tokenizer
+from .turns import turn_marks
 from .turnstile import Turnstile
 
 Progress = Callable[[int, int], None]
@@ -46,31 +49,43 @@ class _LoadingBar:
 
 
 class Model:
-    """A model on a device. Use `Model.load`. Methods may be called from any thread; generations run one after another."""
+    """A model on a device. Use `Model.load`. Methods may be called from any thread; generations run one after another.
+
+    All sessions share one prefix cache: a request goes on from the longest snapshot that is a prefix of its prompt. Requests
+    with `options` of their own run without it.
+    """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate, name: str) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._template = template
-        self._session = Session(engine)
+        self._session = Session(engine, engine.cache)
         self._lock = Turnstile()
         self.name = name
 
     @classmethod
-    def load(cls, model: str | Path = BUILT_IN, *, device: str | None = None, progress: Progress | None = None) -> Model:
+    def load(
+        cls, model: str | Path = BUILT_IN, *, device: str | None = None, progress: Progress | None = None, context: int | None = None,
+        cache_bytes: int | None = None,
+    ) -> Model:
         """Loads a checkpoint in MLX 4-bit layout.
 
         model: "lily-tiny" (embedded), a folder, or a Hub id with the `hub` extra. device: None (the system's default), "metal", "cpu" or "cuda".
         progress(bytes_done, total): called while weights are read; by default a bar on a terminal.
-        Raises CheckpointError for a missing or damaged checkpoint, DeviceError for a missing or too small device.
+        context: tokens that prompt and answer may take together; by default the model's limit, or what fits into memory.
+        cache_bytes: GPU memory for the prefix cache, 0 = none; by default half of what the weights and a session of moderate
+        length leave, at most a quarter of the weights or 256 MiB, whichever is more. It gives way to sessions that grow.
+        Raises CheckpointError for a missing or damaged checkpoint, DeviceError for a missing or too small device (with the
+        numbers, before anything is allocated), RequestError for keywords of a wrong kind.
         """
+        cache_bytes = checked_cache_bytes(cache_bytes)
         folder = resolve(model)
         bar = _LoadingBar()
         try:
             with Checkpoint.open(folder, progress or bar) as checkpoint:
                 tokenizer = Tokenizer.from_folder(folder, checkpoint.config.eos_ids)
                 template = ChatTemplate.from_folder(folder, tokenizer)
-                return cls(Engine(checkpoint, Gpu(device)), tokenizer, template, folder.name)
+                return cls(Engine(checkpoint, Gpu(device), context=context, cache_bytes=cache_bytes), tokenizer, template, folder.name)
         finally:
             bar.close()
 
@@ -90,7 +105,17 @@ class Model:
     @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may take together."""
-        return self._engine.config.max_position
+        return self._engine.context_length
+
+    @property
+    def cache_info(self) -> CacheInfo:
+        """What the prefix cache holds and has done."""
+        return self._engine.cache.info()
+
+    def clear_cache(self) -> None:
+        """Forgets every snapshot of the prefix cache."""
+        with self._lock:
+            self._engine.cache.clear()
 
     def __repr__(self) -> str:
         c = self._engine.config
@@ -128,7 +153,7 @@ class Model:
 
     def session(self) -> ChatSession:
         """A conversation whose history and state are kept between turns."""
-        return ChatSession(self, Session(self._engine))
+        return ChatSession(self, Session(self._engine, self._engine.cache))
 
     def _request(
         self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None,
@@ -168,7 +193,8 @@ class Model:
             first_at = start
             count, reason = 0, "length"
             stop_ids = sorted(self._engine.config.eos_ids)
-            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress)
+            marks = turn_marks(request.prompt_ids, self._tokenizer.control)
+            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress, marks)
             try:
                 for sampled in tokens:
                     count += 1
