@@ -6,7 +6,7 @@
 """
 
 from .chat_session import ChatSession
-from .errors import CheckpointError, ContextLengthError, DeviceError, LilyError, RequestError, TemplateError
+from .errors import CheckpointError, ContextLengthError, DeviceError, LilyError, RequestError, SessionFileError, TemplateError
 from .model import Model
 from .options import ExecutionOptions
 from .reply import Piece, Reply, Usage
@@ -24,6 +24,7 @@ __all__ = [
     "Piece",
     "Reply",
     "RequestError",
+    "SessionFileError",
     "TemplateError",
     "Usage",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import session_file
 from .errors import RequestError
 from .generation import Request
-from .reply import Piece, Reply, joined, with_calls
+from .reply import Piece, Reply, Usage, joined, with_calls
 from .session import Session
 
 if TYPE_CHECKING:
@@ -42,23 +44,36 @@ class ChatSession:
             raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
         added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         request, progress = self._model._request([*self.messages, *added], **keywords)
-        return self._turn(added, request, progress)
+        return self._turn(added, request, progress, keywords.get("tools"))
 
-    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None) -> Iterator[Piece]:
-        text, reasoning, failed = "", "", False
+    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None, tools: Any) -> Iterator[Piece]:
+        text, reasoning, reason, failed = "", "", None, False
         try:
             for piece in self._model._stream(self._session, request, progress):
                 text, reasoning = text + piece.text, reasoning + piece.reasoning
+                reason = piece.finish_reason
                 yield piece
         except Exception:
             failed = True
             raise
         finally:
             if not failed:
-                answer: dict[str, Any] = {"role": "assistant", "content": text}
+                # Calls are kept as calls: as text, their tags would be a user's words and not what the model wrote.
+                reply = with_calls(Reply(text, reasoning, reason or "length", Usage(0, 0)), tools)
+                answer: dict[str, Any] = {"role": "assistant", "content": reply.text}
                 if reasoning:
                     answer["reasoning_content"] = reasoning
+                if reply.tool_calls:
+                    answer["tool_calls"] = list(reply.tool_calls)
                 self.messages += [*added, answer]
+
+    def save(self, path: str | Path) -> None:
+        """Writes history and state to a safetensors file, atomically; `Model.restore` reads it.
+
+        Raises SessionFileError when it cannot be written, DeviceError when the state cannot be read.
+        """
+        with self._model._lock:
+            session_file.save(self._session, path, self.messages)
 
     def reset(self) -> None:
         """Forgets history and state."""

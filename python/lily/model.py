@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from . import session_file
 from .chat import ChatTemplate
 from .chat_session import ChatSession
 from .checkpoint import Checkpoint
@@ -154,6 +155,19 @@ class Model:
     def session(self) -> ChatSession:
         """A conversation whose history and state are kept between turns."""
         return ChatSession(self, Session(self._engine, self._engine.cache))
+
+    def restore(self, path: str | Path) -> ChatSession:
+        """A conversation that `ChatSession.save` wrote, with its history and state.
+
+        Raises SessionFileError when the file is missing or damaged, or was saved with another checkpoint, config or version,
+        ContextLengthError when it is longer than the context, DeviceError when it does not fit into memory.
+        """
+        session = Session(self._engine, self._engine.cache)
+        with self._lock:
+            messages = session_file.restore(session, path)
+        restored = ChatSession(self, session)
+        restored.messages = messages
+        return restored
 
     def _request(
         self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None,

@@ -57,7 +57,7 @@ class Store(Protocol):
 
 @dataclass(eq=False)
 class Node:
-    """`length` tokens in all, `edge` the last of them; `segments` cover the edge."""
+    """`length` tokens in all, `edge` the last of them; `segments` cover the edge. A node without parent is the root, or gone."""
 
     parent: Node | None
     edge: list[int]
@@ -175,7 +175,7 @@ class PrefixCache:
             block, state = self._store.capture(holder, known)
         except DeviceError:
             self.dropped += 1
-            self._prune(node)
+            self._tidy(child or node)
             return None
         if child is not None:
             node = self._split(child, known - node.length)
@@ -185,6 +185,7 @@ class PrefixCache:
         self._snapshots.add(node)
         self.nbytes += self._store.state_bytes
         self._touch(node)
+        self._tidy(child or node)
         return node
 
     def _append(self, parent: Node, edge: list[int], block: Block) -> Node:
@@ -250,9 +251,15 @@ class PrefixCache:
         while node.parent is not None and node.state is None and not node.children and id(node) not in kept:
             self._free(node.segments)
             del node.parent.children[node.edge[0]]
-            node = node.parent
+            above, node.parent = node.parent, None
+            node = above
         if node.parent is not None and node.state is None and len(node.children) == 1 and id(node) not in kept:
             self._join(node)
+
+    def _tidy(self, node: Node) -> None:
+        """Prunes what was kept only for the insertion."""
+        for one in reversed(node.path()):
+            self._prune(one)
 
     def _join(self, node: Node) -> None:
         """A node that neither branches nor holds a snapshot becomes part of its child's edge."""
@@ -260,6 +267,7 @@ class PrefixCache:
         assert node.parent is not None
         child.edge, child.segments, child.parent = node.edge + child.edge, joined_segments([*node.segments, *child.segments]), node.parent
         node.parent.children[child.edge[0]] = child
+        node.parent, node.children = None, {}
 
     def _free(self, segments: list[Segment]) -> None:
         for s in segments:

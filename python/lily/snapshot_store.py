@@ -24,8 +24,8 @@ class SnapshotStore:
         sizes = session_state_bytes(config, 1)
         self.kv = [name for name in sizes if name.startswith("kv_")]
         self.slots = {name: nbytes // RING for name, nbytes in sizes.items() if not name.startswith("kv_")}
-        self._row = next((sizes[name] for name in self.kv), 0)  # every KV buffer has the same rows
-        self.row_bytes = self._row * len(self.kv)
+        self.kv_row = next((sizes[name] for name in self.kv), 0)  # every KV buffer has the same rows
+        self.row_bytes = self.kv_row * len(self.kv)
         self.state_bytes = sum(self.slots.values())
 
     def _buffer(self, nbytes: int, label: str) -> Any:
@@ -41,7 +41,7 @@ class SnapshotStore:
             nbytes = rows * self.row_bytes
             block = Block(rows, nbytes, self._buffer(nbytes, "cached rows"))
             for i, name in enumerate(self.kv):
-                copies.append((holder.buffers[name], first * self._row, block.data, i * rows * self._row, rows * self._row))
+                copies.append((holder.buffers[name], first * self.kv_row, block.data, i * rows * self.kv_row, rows * self.kv_row))
         state, at = self._buffer(self.state_bytes, "cached state"), 0
         for name, nbytes in self.slots.items():
             copies.append((holder.buffers[name], holder.slot * nbytes, state, at, nbytes))
@@ -55,8 +55,8 @@ class SnapshotStore:
         for s in segments:
             drop = min(max(0, skip - row), s.rows)
             for i, name in enumerate(self.kv):
-                source = (i * s.block.rows + s.first + drop) * self._row
-                copies.append((s.block.data, source, holder.buffers[name], (row + drop) * self._row, (s.rows - drop) * self._row))
+                source = (i * s.block.rows + s.first + drop) * self.kv_row
+                copies.append((s.block.data, source, holder.buffers[name], (row + drop) * self.kv_row, (s.rows - drop) * self.kv_row))
             row += s.rows
         at = 0
         for name, nbytes in self.slots.items():
