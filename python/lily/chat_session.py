@@ -77,5 +77,6 @@ class ChatSession:
 
     def reset(self) -> None:
         """Forgets history and state."""
-        self.messages = []
-        self._session.reset()
+        with self._model._lock:
+            self.messages = []
+            self._session.reset()
