@@ -49,6 +49,11 @@ class FakeStore:
         rows = holder.tokens[first:]
         return (Block(len(rows), ROW * len(rows), rows) if rows else None), tuple(holder.tokens)
 
+    def merge(self, segments: Sequence[Segment]) -> Block:
+        self._check()
+        rows = [t for s in segments for t in s.block.data[s.first : s.first + s.rows]]
+        return Block(len(rows), ROW * len(rows), rows)
+
     def restore(self, holder: Holder, segments: Sequence[Segment], skip: int, state: Any) -> None:
         self._check()
         rows = [t for s in segments for t in s.block.data[s.first : s.first + s.rows]]
@@ -125,6 +130,15 @@ def test_random_use_keeps_the_bound_the_counts_and_the_contents(seed: int) -> No
         assert_consistent(cache)
     cache.clear()
     assert cache.nbytes == 0 and not list(cache.nodes())
+
+
+def test_a_sequence_that_grows_by_single_tokens_does_not_hold_a_block_for_each() -> None:
+    cache = new_cache(4 * STATE + 1000 * ROW)
+    for n in range(1, 200):
+        assert cache.insert(Holder(range(n))) is not None
+        assert cache.nbytes <= cache.limit
+    assert_consistent(cache)
+    assert sum(len(node.segments) for node in cache.nodes()) < 24
 
 
 def test_the_least_recently_used_snapshot_goes_first() -> None:
@@ -416,6 +430,24 @@ def test_bytes_stay_below_the_limit_with_many_conversations() -> None:
     assert greedy(model, chat_prompt(model, 100, seed=41), 3).usage.cached_tokens > 90
 
 
+def test_merged_rows_are_the_rows(model: Any) -> None:
+    store: Any = model.engine.cache._store
+    source, target = Session(model.engine), Session(model.engine)
+    ids = text_ids(model, 60, seed=70)
+    list(source.generate(ids, SamplingParams(), 1, (), ExecutionOptions()))
+    target.ensure_capacity(60)
+    views = []
+    for first in (0, 10, 35):
+        source.tokens = ids[: first + 25]
+        block, state = store.capture(source, first)
+        views.append(Segment(block, 0, 10 if first == 0 else 25))
+    store.restore(target, [Segment(store.merge(views), 0, 60)], 0, state)
+    target.adopt(ids)
+    source.tokens = ids
+    for name, rows in source.state_arrays().items():
+        np.testing.assert_array_equal(target.state_arrays()[name], rows)
+
+
 def test_failing_copies_cost_the_snapshot_and_nothing_else(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model.clear_cache()
     ids = chat_prompt(model, 120, seed=60)
@@ -472,3 +504,15 @@ def test_no_cache_when_it_is_off(plain: Any) -> None:
 def test_bad_keywords_of_load_are_refused(keywords: dict[str, Any], names: str) -> None:
     with pytest.raises(lily.RequestError, match=names):
         lily.Model.load("lily-tiny", **keywords)
+
+
+def test_case_11_a_tool_call_and_its_result_reuse_the_whole_turn(model: Any, goldens: list[dict[str, Any]]) -> None:
+    """The template keeps the turn of a call as it was, so everything up to the call's end is reused."""
+    golden = next(g for g in goldens if "tools" in g["template_kwargs"])
+    keywords = {**golden["template_kwargs"], "temperature": 0, "max_tokens": 40}
+    session = model.session()
+    reply = session.chat(golden["messages"][-1]["content"], **keywords)
+    assert reply.finish_reason == "tool_calls" and session.messages[-1]["tool_calls"]
+    held = session.tokens
+    answer = session.chat([{"role": "tool", "content": "Sunny, 21 degrees", "tool_call_id": reply.tool_calls[0]["id"]}], **keywords)
+    assert answer.usage.cached_tokens == len(held)

@@ -51,8 +51,16 @@ class Store(Protocol):
     def capture(self, holder: Any, first: int) -> tuple[Block | None, Any]:
         """Copies of the holder's KV rows from `first` on (None without rows) and of its recurrent state."""
 
+    def merge(self, segments: Sequence[Segment]) -> Block:
+        """A block with a copy of the segments' rows."""
+
     def restore(self, holder: Any, segments: Sequence[Segment], skip: int, state: Any) -> None:
         """Puts the segments' rows, but the first `skip`, and the state into the holder."""
+
+
+# An edge whose last views are many and small gets one block for them, so that a conversation that grows by little steps
+# does not hold a buffer per step.
+_MERGE_VIEWS, _MERGE_ROWS = 8, 8192
 
 
 @dataclass(eq=False)
@@ -268,6 +276,25 @@ class PrefixCache:
         child.edge, child.segments, child.parent = node.edge + child.edge, joined_segments([*node.segments, *child.segments]), node.parent
         node.parent.children[child.edge[0]] = child
         node.parent, node.children = None, {}
+        self._compact(child)
+
+    def _compact(self, node: Node) -> None:
+        start, rows = len(node.segments), 0
+        for s in reversed(node.segments):
+            if s.block.users > 1 or rows + s.rows > _MERGE_ROWS:
+                break
+            start, rows = start - 1, rows + s.rows
+        views = node.segments[start:]
+        if len(views) < _MERGE_VIEWS:
+            return
+        try:
+            block = self._store.merge(views)
+        except DeviceError:
+            return  # many small blocks do as well
+        block.users = 1
+        self.nbytes += block.nbytes
+        self._free(views)
+        node.segments[start:] = [Segment(block, 0, rows)]
 
     def _free(self, segments: list[Segment]) -> None:
         for s in segments:

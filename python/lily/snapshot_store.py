@@ -49,6 +49,19 @@ class SnapshotStore:
         self._gpu.native.blit(copies)
         return block, state
 
+    def merge(self, segments: Sequence[Segment]) -> Block:
+        """See `prefix_cache.Store`."""
+        rows = sum(s.rows for s in segments)
+        block = Block(rows, rows * self.row_bytes, self._buffer(rows * self.row_bytes, "cached rows"))
+        copies, row = [], 0
+        for s in segments:
+            for i in range(len(self.kv)):
+                source = (i * s.block.rows + s.first) * self.kv_row
+                copies.append((s.block.data, source, block.data, (i * rows + row) * self.kv_row, s.rows * self.kv_row))
+            row += s.rows
+        self._gpu.native.blit(copies)
+        return block
+
     def restore(self, holder: Session, segments: Sequence[Segment], skip: int, state: Any) -> None:
         """See `prefix_cache.Store`. The state goes into slot 0 of the rings."""
         copies, row = [], 0
