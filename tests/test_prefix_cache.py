@@ -219,7 +219,7 @@ def test_case_01_an_exact_repeat_hits_and_gives_the_same_tokens(model: Any) -> N
 
 
 def test_case_01_plain_text_repeats_too(model: Any) -> None:
-    ids = text_ids(model, 3000, seed=2)
+    ids = text_ids(model, 1200, seed=2)
     first, second = greedy(model, ids), greedy(model, ids)
     assert second.usage.cached_tokens == len(ids) - 1
     assert second.token_ids == first.token_ids

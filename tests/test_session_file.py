@@ -130,11 +130,14 @@ def rewritten(path: Path, target: Path, **metadata: str | None) -> Path:
 @pytest.mark.parametrize("metadata,names", [
     ({"format": None}, "no saved session"), ({"format": "pt"}, "no saved session"), ({"version": "99"}, "'99'"), ({"version": None}, "None"),
     ({"fingerprint": "f" * 64}, "another checkpoint"), ({"config": "0"}, "another configuration"), ({"messages": None}, "messages"),
-    ({"messages": "["}, "not JSON"), ({"messages": "[1]"}, "list of messages"), ({"messages": "[" * 100_000}, "not JSON"), ({"positions": "[3, 2]"}, "positions"),
+    ({"messages": "["}, "not JSON"), ({"messages": "[1]"}, "list of messages"), ({"messages": "[" * 100_000}, "not JSON"),
+    ({"positions": "[3, 2]"}, "positions"),
     ({"positions": "[]"}, "state"), ({"positions": "[true]"}, "positions"), ({"positions": "{}"}, "positions"), ({"sha256": "1" * 64}, "checksum"),
     ({"sha256": ""}, "checksum"), ({"sha256": None}, "sha256"),
 ])
-def test_a_file_of_another_kind_model_or_version_is_refused(model: Any, saved: Any, tmp_path: Path, metadata: dict[str, str | None], names: str) -> None:
+def test_a_file_of_another_kind_model_or_version_is_refused(
+    model: Any, saved: Any, tmp_path: Path, metadata: dict[str, str | None], names: str,
+) -> None:
     with pytest.raises(SessionFileError, match=names):
         model.restore(rewritten(saved[0], tmp_path / "x", **metadata))
 

@@ -222,7 +222,8 @@ class Session:
             raise RequestError(f"prompt id {bad} is outside the vocabulary of {self.config.vocab_size}")
         limit = self.engine.context_length
         if len(ids) >= limit:
-            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the model's context is {limit}", fix="shorten the prompt", tokens=len(ids), limit=limit)
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the model's context is {limit}", fix="shorten the prompt",
+                                     tokens=len(ids), limit=limit)
         if max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {max_tokens}")
         if len(stop_ids) > MAX_STOP_IDS:

@@ -223,8 +223,8 @@ def _checked_metadata(path: Path, file: SafetensorsFile, session: Session) -> tu
     if missing:
         raise refuse(f"lacks the metadata {', '.join(missing)}")
     if metadata["fingerprint"] != session.engine.fingerprint:
-        raise refuse(f"was saved with another checkpoint (fingerprint {metadata['fingerprint'][:12]}, this model's is {session.engine.fingerprint[:12]})",
-                     "restore it with the model that saved it")
+        prints = f"fingerprint {metadata['fingerprint'][:12]}, this model's is {session.engine.fingerprint[:12]}"
+        raise refuse(f"was saved with another checkpoint ({prints})", "restore it with the model that saved it")
     if metadata["config"] != config_hash(session.engine.config):
         raise refuse("was saved with another configuration of the model", "restore it with the model that saved it")
     try:
