@@ -370,6 +370,20 @@ def test_fingerprint_follows_config_and_headers(tmp_path):
     assert prints[0] == prints[1] != prints[2] and len(prints[0]) == 64
 
 
+def test_fingerprint_differs_for_another_training_of_the_same_layout(tmp_path):
+    folder = mini_checkpoint(tmp_path / "a")
+    with Checkpoint.open(folder) as checkpoint:
+        before = checkpoint.fingerprint()
+        file, entry = checkpoint._files[0].path, next(iter(checkpoint._tensors.values()))
+    with open(file, "r+b") as stream:
+        stream.seek(entry.offset)
+        first = stream.read(1)[0]
+        stream.seek(entry.offset)
+        stream.write(bytes([first ^ 1]))
+    with Checkpoint.open(folder) as checkpoint:
+        assert checkpoint.fingerprint() != before
+
+
 def test_every_module_is_in_exactly_one_group():
     with Checkpoint.open(MODEL_DIR) as checkpoint:
         for part in ("weight", "scales", "biases"):

@@ -63,3 +63,25 @@ def test_chunks_are_the_policy_size_or_the_requested_one(rows: int, requested: i
 def test_chunks_with_logits_are_bounded_by_bytes() -> None:
     assert policy.logits_chunk(4096, 248320, None) == T.logits_bytes // (4 * 248320)
     assert policy.logits_chunk(4096, 1 << 40, None) == 1
+
+
+@pytest.mark.parametrize("start,length,message,turn,known,expected", [
+    (0, 15, 0, 13, 0, [13]),                              # a short chat prompt: the end of the user turn
+    (0, 15, 0, 15, 0, [14]),                              # no thought opened: an exact repeat still computes a token
+    (13, 60, 40, 58, 13, [58]),                           # the next turn: nothing else is worth a pass
+    (0, 900, 600, 898, 0, [600, 898]),                    # a long head before the last message
+    (0, 900, 255, 898, 0, [898]),                         # one row short of being worth it
+    (0, 900, 256, 898, 0, [256, 898]),
+    (100, 900, 0, 898, 500, [500, 898]),                  # where an earlier prompt parted from this one
+    (100, 900, 0, 898, 899, [898, 899]),
+    (100, 900, 0, 898, 900, [898]),                       # known to the end: an exact repeat
+    (0, 9000, 0, 8998, 0, [4096, 8192, 8998]),            # strides
+    (4096, 9000, 0, 8998, 4096, [8192, 8998]),
+    (0, 31, 0, 0, 0, []),                                 # text: too short
+    (0, 32, 0, 0, 0, [31]),
+    (0, 3000, 0, 0, 0, [2816, 2999]),                     # text: an aligned place before the end and the end itself
+    (0, 4097, 0, 0, 0, [3840, 4096]),
+    (2999, 3000, 0, 0, 3000, []),
+])
+def test_snapshot_positions(start: int, length: int, message: int, turn: int, known: int, expected: list[int]) -> None:
+    assert policy.snapshot_positions(start, length, message, turn, known) == expected

@@ -5,8 +5,9 @@
     print(model.generate("What is the capital of France?").text)
 """
 
-from .errors import CheckpointError, ContextLengthError, DeviceError, LilyError, RequestError, TemplateError
-from .model import ChatSession, Model
+from .chat_session import ChatSession
+from .errors import CheckpointError, ContextLengthError, DeviceError, LilyError, RequestError, SessionFileError, TemplateError
+from .model import Model
 from .options import ExecutionOptions
 from .reply import Piece, Reply, Usage
 
@@ -23,6 +24,7 @@ __all__ = [
     "Piece",
     "Reply",
     "RequestError",
+    "SessionFileError",
     "TemplateError",
     "Usage",
 ]

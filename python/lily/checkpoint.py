@@ -26,6 +26,7 @@ Progress = Callable[[int, int], None]
 Floats = npt.NDArray[np.float32]
 
 _PLAIN_DTYPES = ("BF16", "F32")
+_SAMPLE_BYTES = 512
 
 
 class Checkpoint:
@@ -110,10 +111,15 @@ class Checkpoint:
         return values.reshape(spec.shape)
 
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the config, the headers and the file sizes: equal for copies of one checkpoint."""
+        """Hex SHA-256 of the config, the headers, the file sizes and the first bytes of every tensor that is used: equal for
+        copies of one checkpoint, different for another training of the same layout."""
         digest = hashlib.sha256((self.folder / "config.json").read_bytes())
         for file in self._files:
             digest.update(file.nbytes.to_bytes(8, "little") + len(file.header).to_bytes(8, "little") + file.header)
+        for entry in self._tensors.values():
+            sample = np.empty(min(entry.nbytes, _SAMPLE_BYTES), np.uint8)
+            self._reader.read(entry, sample)
+            digest.update(sample.data)
         return digest.hexdigest()
 
     def close(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,14 +14,18 @@ from .config import ModelConfig
 from .errors import DeviceError
 from .gpu import Gpu
 from .host_routing import HostRoutedProgram
+from .memory import MemoryPlan
 from .options import ExecutionOptions
 from .plans.context import PlanContext, session_state_bytes, weight_region
 from .plans.geometry import ROPE_LO_ROWS
 from .policy import THRESHOLDS
+from .prefix_cache import PrefixCache
 from .schedule import HOST, Dispatch, Region
+from .snapshot_store import SnapshotStore
 from .weight_layout import Group, Part
 
-GIB = 1 << 30
+if TYPE_CHECKING:
+    from .session import Session
 
 
 def rope_tables(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,9 +46,13 @@ def rope_tables(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.nda
 
 
 class Engine:
-    """Weights on a device. One resident copy: tensors are read from the file straight into the device's buffers."""
+    """Weights on a device. One resident copy: tensors are read from the file straight into the device's buffers.
 
-    def __init__(self, checkpoint: Checkpoint, gpu: Gpu) -> None:
+    context: tokens a session may hold; None = the model's limit, clamped to what fits. cache_bytes: of the prefix cache, None =
+    a share of what is left. What does not fit is refused with the numbers before anything is allocated (case 38).
+    """
+
+    def __init__(self, checkpoint: Checkpoint, gpu: Gpu, *, context: int | None = None, cache_bytes: int | None = None) -> None:
         self.gpu = gpu
         self.config: ModelConfig = checkpoint.config
         self.fingerprint = checkpoint.fingerprint()
@@ -50,23 +60,26 @@ class Engine:
         self.buffers: dict[str, Any] = {}
         self.plain_bytes: dict[str, int] = {}
         self._arena_bytes = 0
-        self._preflight(checkpoint)
+        for group in checkpoint.layout():
+            self.groups[group.name] = group
+        plan = self._memory_plan(checkpoint.total_bytes)
+        self.context_length = plan.context(context, self.config.max_position, cache_bytes)
+        self.cache = PrefixCache(SnapshotStore(gpu, self.config), plan.cache(cache_bytes, self.context_length), self._cache_room)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions_lock = threading.Lock()
         self._load_groups(checkpoint)
         self._load_plain(checkpoint)
 
     # -- loading ---------------------------------------------------------------------------------------------------------
-    def _preflight(self, checkpoint: Checkpoint) -> None:
-        limit = self.gpu.capabilities.working_set
-        if checkpoint.total_bytes > limit:
-            raise DeviceError(
-                f"the weights need {checkpoint.total_bytes / GIB:.1f} GiB, {self.gpu.name} offers {limit / GIB:.1f} GiB",
-                fix="use a machine with more memory, or raise the limit (sysctl iogpu.wired_limit_mb on a Mac)",
-            )
+    def _memory_plan(self, weights: int, capacity: int | None = None) -> MemoryPlan:
+        rows = min(THRESHOLDS.chunk_rows, capacity or self.config.max_position)
+        scratch = self.context("prefill", rows, rows, rows, 1, ExecutionOptions()).arena_bytes()
+        one, two = (sum(session_state_bytes(self.config, n).values()) for n in (1, 2))
+        return MemoryPlan(self.gpu.name, self.gpu.capabilities.working_set, weights, max(self._arena_bytes, scratch), one - (two - one), two - one)
 
     def _load_groups(self, checkpoint: Checkpoint) -> None:
         parts: tuple[Part, ...] = ("weight", "scales", "biases")
         for group in checkpoint.layout():
-            self.groups[group.name] = group
             views: list[Any] = []
             for part in parts:
                 region = weight_region(group, part)
@@ -124,17 +137,28 @@ class Engine:
         weights = sum(g.weight_bytes + 2 * g.scale_bytes for g in self.groups.values()) + sum(self.plain_bytes.values())
         return {"weights": weights, "scratch": self._arena_bytes}
 
-    def check_fits(self, capacity: int) -> None:
-        """Refuses a KV capacity that does not fit beside the weights, with the numbers (case 38)."""
-        state = sum(session_state_bytes(self.config, capacity).values())
-        weights, limit = self.memory_bytes()["weights"], self.gpu.capabilities.working_set
-        scratch = max(self._arena_bytes, self.context("prefill", min(THRESHOLDS.chunk_rows, capacity), capacity, capacity, 1, ExecutionOptions()).arena_bytes())
-        if weights + state + scratch > limit:
-            raise DeviceError(
-                f"a context of {capacity} tokens needs {(weights + state + scratch) / GIB:.2f} GiB (weights {weights / GIB:.2f}, state "
-                f"{state / GIB:.2f}, scratch {scratch / GIB:.2f}), {self.gpu.name} offers {limit / GIB:.2f} GiB",
-                fix="use a shorter prompt or fewer max_tokens, or raise the limit (sysctl iogpu.wired_limit_mb on a Mac)",
-            )
+    def register(self, session: Session) -> None:
+        """Counts a session's memory as long as it lives."""
+        with self._sessions_lock:
+            self._sessions.add(session)
+
+    def check_fits(self, capacity: int, session: Session) -> None:
+        """Makes room for a session that grows to `capacity` KV rows: snapshots are evicted where needed. Raises DeviceError with
+        the numbers when it does not fit beside the weights and the other sessions (case 38)."""
+        plan = self._memory_plan(self.memory_bytes()["weights"], capacity)
+        others = self._session_bytes(session)
+        room = plan.limit - plan.needed(capacity, 0, others)
+        if room < 0:
+            raise plan.refusal(capacity, 0, others)
+        self.cache.shrink(room)
+
+    def _session_bytes(self, but: Session | None = None) -> int:
+        with self._sessions_lock:
+            return sum(s.memory_bytes() for s in self._sessions if s is not but)
+
+    def _cache_room(self) -> int:
+        memory = self.memory_bytes()
+        return self.gpu.capabilities.working_set - memory["weights"] - memory["scratch"] - self._session_bytes()
 
 
 def buffer_map(engine: Engine, state: Mapping[str, Any]) -> dict[str, Any]:

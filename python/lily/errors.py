@@ -51,6 +51,10 @@ class DeviceError(LilyError):
     """The device is missing, too small, or reported a fault while running a command buffer."""
 
 
+class SessionFileError(LilyError):
+    """A saved session is missing or damaged, cannot be written, or was saved with another model or version."""
+
+
 def _rebuild(kind: type[LilyError], args: tuple[object, ...], state: dict[str, object]) -> LilyError:
     error = kind.__new__(kind)
     error.args = args

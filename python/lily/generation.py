@@ -60,6 +60,8 @@ def token_ids(ids: object) -> tuple[int, ...]:
 
 def _token_id(token: object) -> int:
     """A Python or NumPy integer."""
+    if type(token) is int:  # nearly always; the check of a protocol is slow over a long prompt
+        return token
     if isinstance(token, SupportsIndex) and not isinstance(token, bool):
         return operator.index(token)
     raise RequestError(f"prompt_ids must be integers, got {token!r}")

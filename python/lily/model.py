@@ -5,25 +5,28 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from . import session_file
 from .chat import ChatTemplate
+from .chat_session import ChatSession
 from .checkpoint import Checkpoint
 from .engine import Engine
 from .errors import RequestError
 from .generation import Request, TextAssembler, build_request, token_ids
 from .gpu import Gpu
+from .memory import checked_cache_bytes
 from .model_files import BUILT_IN, resolve
 from .options import ExecutionOptions
-from .reply import Piece, Reply, Usage
+from .prefix_cache import CacheInfo
+from .reply import Piece, Reply, Usage, joined, with_calls
 from .session import Session
 from .tokenizer import Tokenizer
-from .tool_calls import split_tool_calls
+from .turns import turn_marks
 from .turnstile import Turnstile
 
 Progress = Callable[[int, int], None]
@@ -47,31 +50,43 @@ class _LoadingBar:
 
 
 class Model:
-    """A model on a device. Use `Model.load`. Methods may be called from any thread; generations run one after another."""
+    """A model on a device. Use `Model.load`. Methods may be called from any thread; generations run one after another.
+
+    All sessions share one prefix cache: a request goes on from the longest snapshot that is a prefix of its prompt. Requests
+    with `options` of their own run without it.
+    """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate, name: str) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._template = template
-        self._session = Session(engine)
+        self._session = Session(engine, engine.cache)
         self._lock = Turnstile()
         self.name = name
 
     @classmethod
-    def load(cls, model: str | Path = BUILT_IN, *, device: str | None = None, progress: Progress | None = None) -> Model:
+    def load(
+        cls, model: str | Path = BUILT_IN, *, device: str | None = None, progress: Progress | None = None, context: int | None = None,
+        cache_bytes: int | None = None,
+    ) -> Model:
         """Loads a checkpoint in MLX 4-bit layout.
 
         model: "lily-tiny" (embedded), a folder, or a Hub id with the `hub` extra. device: None (the system's default), "metal", "cpu" or "cuda".
         progress(bytes_done, total): called while weights are read; by default a bar on a terminal.
-        Raises CheckpointError for a missing or damaged checkpoint, DeviceError for a missing or too small device.
+        context: tokens that prompt and answer may take together; by default the model's limit, or what fits into memory.
+        cache_bytes: GPU memory for the prefix cache, 0 = none; by default half of what the weights and a session of moderate
+        length leave, at most a quarter of the weights or 256 MiB, whichever is more. It gives way to sessions that grow.
+        Raises CheckpointError for a missing or damaged checkpoint, DeviceError for a missing or too small device (with the
+        numbers, before anything is allocated), RequestError for keywords of a wrong kind.
         """
+        cache_bytes = checked_cache_bytes(cache_bytes)
         folder = resolve(model)
         bar = _LoadingBar()
         try:
             with Checkpoint.open(folder, progress or bar) as checkpoint:
                 tokenizer = Tokenizer.from_folder(folder, checkpoint.config.eos_ids)
                 template = ChatTemplate.from_folder(folder, tokenizer)
-                return cls(Engine(checkpoint, Gpu(device)), tokenizer, template, folder.name)
+                return cls(Engine(checkpoint, Gpu(device), context=context, cache_bytes=cache_bytes), tokenizer, template, folder.name)
         finally:
             bar.close()
 
@@ -91,7 +106,17 @@ class Model:
     @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may take together."""
-        return self._engine.config.max_position
+        return self._engine.context_length
+
+    @property
+    def cache_info(self) -> CacheInfo:
+        """What the prefix cache holds and has done."""
+        return self._engine.cache.info()
+
+    def clear_cache(self) -> None:
+        """Forgets every snapshot of the prefix cache."""
+        with self._lock:
+            self._engine.cache.clear()
 
     def __repr__(self) -> str:
         c = self._engine.config
@@ -108,7 +133,7 @@ class Model:
         generation_config. With tools, calls in the answer become `tool_calls` and leave `text` (a stream shows the model's
         markup as it comes). Raises RequestError, TemplateError, ContextLengthError or DeviceError.
         """
-        return _with_calls(_joined(self.stream(prompt, **keywords)), keywords.get("tools"))
+        return with_calls(joined(self.stream(prompt, **keywords)), keywords.get("tools"))
 
     def chat(self, messages: Sequence[dict[str, Any]], **keywords: Any) -> Reply:
         """`generate` for a list of messages."""
@@ -129,7 +154,20 @@ class Model:
 
     def session(self) -> ChatSession:
         """A conversation whose history and state are kept between turns."""
-        return ChatSession(self, Session(self._engine))
+        return ChatSession(self, Session(self._engine, self._engine.cache))
+
+    def restore(self, path: str | Path) -> ChatSession:
+        """A conversation that `ChatSession.save` wrote, with its history and state.
+
+        Raises SessionFileError when the file is missing or damaged, or was saved with another checkpoint, config or version,
+        ContextLengthError when it is longer than the context, DeviceError when it does not fit into memory.
+        """
+        session = Session(self._engine, self._engine.cache)
+        with self._lock:
+            messages = session_file.restore(session, path)
+        restored = ChatSession(self, session)
+        restored.messages = messages
+        return restored
 
     def _request(
         self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None,
@@ -169,7 +207,8 @@ class Model:
             first_at = start
             count, reason = 0, "length"
             stop_ids = sorted(self._engine.config.eos_ids)
-            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress)
+            marks = turn_marks(request.prompt_ids, self._tokenizer.control)
+            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress, marks)
             try:
                 for sampled in tokens:
                     count += 1
@@ -187,73 +226,3 @@ class Model:
             cached = len(request.prompt_ids) - session.prefilled
             usage = Usage(len(request.prompt_ids), count, cached, first_at - start, time.perf_counter() - first_at)
             yield Piece(text, reasoning, (), reason, usage, assembler.stop_string)
-
-
-class ChatSession:
-    """A conversation. Each turn renders the whole history; what the session's state already holds is not computed again."""
-
-    def __init__(self, model: Model, session: Session) -> None:
-        self._model = model
-        self._session = session
-        self.messages: list[dict[str, Any]] = []
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Tokens that the state holds: all but the last sampled one, which is pending."""
-        return tuple(self._session.tokens)
-
-    def chat(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Reply:
-        """Says something (a user's text, or messages to append) and returns the answer, which joins the history.
-
-        Keywords as `Model.generate`. A turn that fails leaves the history as it was.
-        """
-        return _with_calls(_joined(self.stream(content, **keywords)), keywords.get("tools"))
-
-    def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
-        """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
-        if not isinstance(content, (str, list, tuple)):
-            raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
-        added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
-        request, progress = self._model._request([*self.messages, *added], **keywords)
-        return self._turn(added, request, progress)
-
-    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None) -> Iterator[Piece]:
-        text, reasoning, failed = "", "", False
-        try:
-            for piece in self._model._stream(self._session, request, progress):
-                text, reasoning = text + piece.text, reasoning + piece.reasoning
-                yield piece
-        except Exception:
-            failed = True
-            raise
-        finally:
-            if not failed:
-                answer: dict[str, Any] = {"role": "assistant", "content": text}
-                if reasoning:
-                    answer["reasoning_content"] = reasoning
-                self.messages += [*added, answer]
-
-    def reset(self) -> None:
-        """Forgets history and state."""
-        self.messages = []
-        self._session.reset()
-
-
-def _with_calls(reply: Reply, tools: Any) -> Reply:
-    """Tool calls of the answer in OpenAI's form; one that max_tokens cut is neither call nor text."""
-    if not tools or not isinstance(tools, (list, tuple)):
-        return reply
-    text, calls = split_tool_calls(reply.text, tools, cut=reply.finish_reason != "stop")
-    reason = "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
-    return replace(reply, text=text, tool_calls=tuple(calls), finish_reason=reason)
-
-
-def _joined(pieces: Iterator[Piece]) -> Reply:
-    text, reasoning = "", ""
-    ids: list[int] = []
-    last = Piece()
-    for last in pieces:
-        text, reasoning = text + last.text, reasoning + last.reasoning
-        ids += last.token_ids
-    assert last.usage is not None and last.finish_reason is not None
-    return Reply(text, reasoning, last.finish_reason, last.usage, tuple(ids))

@@ -66,6 +66,12 @@ class Thresholds:
     chunked_gdn_min_rows: int = 16
     # P5: 2,048 rows keep the arena of the 35B below 200 MB and reach the flat part of the prefill curve (MLX-LM's choice).
     chunk_rows: int = 2048
+    # Prefix cache: a snapshot of the 35B takes as much as the KV rows of 3,200 tokens, so every second chunk end keeps one.
+    snapshot_stride: int = 4096
+    # Cutting a prompt costs a pass of its own over the weights, about the time of so many prompt tokens.
+    snapshot_min_rows: int = 256
+    # Shorter texts that are no conversation are computed again faster than a snapshot pays.
+    snapshot_min_text: int = 32
     # Logits of every row (teacher forcing) are float32 x vocabulary: bound that buffer.
     logits_bytes: int = 64 << 20
 
@@ -132,6 +138,25 @@ def context_range(keys: int, t: Thresholds = THRESHOLDS) -> int:
 def chunk_size(rows: int, requested: int | None, t: Thresholds = THRESHOLDS) -> int:
     """P5: prompt rows of the next chunk."""
     return min(rows, requested if requested is not None else t.chunk_rows)
+
+
+def snapshot_positions(start: int, length: int, message: int, turn: int, known: int, t: Thresholds = THRESHOLDS) -> list[int]:
+    """Token counts at which a prompt of `length` tokens, resumed at `start`, is cut so that a snapshot can be taken.
+
+    Always at the end of the user turn (`turn`, 0 = none), or one token before the end, so that an exact repeat computes as
+    little as it can; at fixed strides; and, where enough rows lie before it, at the start of the last message, at the end of
+    what an earlier prompt had in common with this one (`known`), and, in text without turns, at an aligned place before the
+    end: there a changed tail resumes.
+    """
+    last = length - 1
+    found = set(range(t.snapshot_stride, length, t.snapshot_stride))
+    if turn or length >= t.snapshot_min_text:
+        found.add(min(turn or last, last))
+    far = [message, known]
+    if not turn:
+        far.append((last - t.snapshot_min_rows // 4) // t.snapshot_min_rows * t.snapshot_min_rows)
+    found.update(at for at in far if at - start >= t.snapshot_min_rows)
+    return sorted(at for at in found if start < at <= last)
 
 
 def logits_chunk(rows: int, vocab: int, requested: int | None, t: Thresholds = THRESHOLDS) -> int:

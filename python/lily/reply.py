@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from .tool_calls import split_tool_calls
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,24 @@ class Reply:
 
     def _repr_markdown_(self) -> str:
         return self.text
+
+
+def with_calls(reply: Reply, tools: Any) -> Reply:
+    """Tool calls of the answer in OpenAI's form; one that max_tokens cut is neither call nor text."""
+    if not tools or not isinstance(tools, (list, tuple)):
+        return reply
+    text, calls = split_tool_calls(reply.text, tools, cut=reply.finish_reason != "stop")
+    reason = "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
+    return replace(reply, text=text, tool_calls=tuple(calls), finish_reason=reason)
+
+
+def joined(pieces: Iterator[Piece]) -> Reply:
+    """The whole answer of a stream."""
+    text, reasoning = "", ""
+    ids: list[int] = []
+    last = Piece()
+    for last in pieces:
+        text, reasoning = text + last.text, reasoning + last.reasoning
+        ids += last.token_ids
+    assert last.usage is not None and last.finish_reason is not None
+    return Reply(text, reasoning, last.finish_reason, last.usage, tuple(ids))

@@ -7,7 +7,7 @@ current (DESIGN.md, DecodeLoop). The last sampled token is pending, not part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ from .options import ExecutionOptions
 from .plans.context import session_state_bytes
 from .plans.decode import decode_plan
 from .plans.prefill import prefill_plan
+from .prefix_cache import Node, PrefixCache, common_prefix
 from .sampling import SamplingParams
 from .schedule import Region
+from .snapshot_store import RING
+from .turns import Marks
 
 MAX_STOP_IDS = 64
-RING = 3
 CAPACITY_STEP = 256  # KV rows are added in such steps; a prompt of similar length reuses the recorded programs
 IN_FLIGHT = 2  # decode steps; the ring keeps the state before them intact
 
@@ -42,8 +44,11 @@ class Sampled:
 class Session:
     """State of one sequence. Not thread-safe; `Model` serialises the use of its sessions."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, cache: PrefixCache | None = None) -> None:
+        """`cache`: shared with the other sessions of the model; None computes every prompt that does not continue the state."""
         self.engine = engine
+        self._cache = cache
+        self._used: list[Node] = []  # snapshots that this request resumed from or took
         self.config = engine.config
         self.tokens: list[int] = []
         self.prefilled = 0  # tokens that the last prefill really computed
@@ -57,15 +62,30 @@ class Session:
             self._state[name] = engine.gpu.buffer(nbytes, name)
             self._state[name].view()[:] = 0
         self._fixed = {n: Region(n, 0, self._state[n].nbytes) for n in ("step", "sample_params", "stop_ids")}
+        engine.register(self)
 
     # -- state -----------------------------------------------------------------------------------------------------------
     def reset(self) -> None:
         """Forgets everything; buffers are kept."""
         self.tokens = []
         self._slot = 0
-        for name, buffer in self._state.items():
-            if name.startswith(("conv.", "gdn.")):
-                buffer.fill(0, 0, buffer.nbytes // RING)
+        rings = [b for name, b in self._state.items() if name.startswith(("conv.", "gdn."))]
+        self.engine.gpu.native.blit([], [(b, 0, b.nbytes // RING, 0) for b in rings])
+
+    @property
+    def buffers(self) -> Mapping[str, Any]:
+        """State buffers by name (plans/context.py)."""
+        return self._state
+
+    @property
+    def slot(self) -> int:
+        """Slot of the convolution and GDN rings that holds the state."""
+        return self._slot
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """The KV buffers and slot 0 of the rings hold the state of `tokens`."""
+        self.tokens = list(tokens)
+        self._slot = 0
 
     @property
     def capacity(self) -> int:
@@ -88,25 +108,26 @@ class Session:
                 out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(self._capacity, -1)[: len(self.tokens)])
         return out
 
-    def _ensure_capacity(self, tokens: int) -> None:
+    def ensure_capacity(self, tokens: int) -> None:
         """Grows the KV buffers to hold `tokens` rows and the row of a step in flight; contents are carried over."""
         if tokens + IN_FLIGHT <= self._capacity:
             return
         capacity = -(-(tokens + IN_FLIGHT) // CAPACITY_STEP) * CAPACITY_STEP
-        self.engine.check_fits(capacity)
-        fresh = not self._capacity
+        self.engine.check_fits(capacity, self)
+        fresh: dict[str, Any] = {}  # swapped in when everything has worked: a failure loses nothing
+        copies = []
         for name, nbytes in session_state_bytes(self.config, capacity).items():
             old = self._state.get(name)
-            if name.startswith("kv_"):
-                new = self.engine.gpu.buffer(nbytes, name)
+            if old is None or name.startswith("kv_"):
+                fresh[name] = self.engine.gpu.buffer(nbytes, name)
                 if old is not None and self.tokens:
-                    old.copy_to(new, 0, 0, len(self.tokens) * (nbytes // capacity))
-                self._state[name] = new
-            elif old is None:
-                self._state[name] = self.engine.gpu.buffer(nbytes, name)
+                    copies.append((old, 0, fresh[name], 0, len(self.tokens) * (nbytes // capacity)))
+        self.engine.gpu.native.blit(copies)
+        first = not self._capacity
+        self._state.update(fresh)
         self._capacity = capacity
         self._programs.clear()
-        if fresh:
+        if first:
             self.reset()
 
     def _write_step(self, *, step: int = 0, token: int | None = None) -> None:
@@ -158,27 +179,40 @@ class Session:
 
     def generate(
         self, ids: Sequence[int], sampling: SamplingParams, max_tokens: int, stop_ids: Sequence[int], options: ExecutionOptions,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None, marks: Marks = Marks(),
     ) -> Generator[Sampled, None, None]:
         """Prefills what is missing of `ids` and yields sampled tokens, at most `max_tokens`, up to and with a stop id.
 
-        Closing the iterator ends the generation; the state is then exactly the prompt and the delivered tokens but the
-        last. Raises ContextLengthError for a prompt that leaves no room, DeviceError for a failed command buffer (the
-        state is dropped, the engine lives).
+        `marks`: where the prompt's turns end, for the prefix cache. Closing the iterator ends the generation; the state is
+        then exactly the prompt and the delivered tokens but the last. Raises ContextLengthError for a prompt that leaves no
+        room, DeviceError for a failed command buffer (the state is dropped, the engine lives).
         """
         self._check(ids, max_tokens, stop_ids)
-        room = self.config.max_position - len(ids)
-        max_tokens = min(max_tokens, room)
+        max_tokens = min(max_tokens, self.engine.context_length - len(ids))
+        self.ensure_capacity(len(ids) + max_tokens)
+        # Options are switches for measuring: what runs with its own neither takes from the cache nor gives to it.
+        cache = self._cache if self._cache is not None and self._cache.enabled and options == ExecutionOptions() else None
+        self._used = []
         try:
-            self._ensure_capacity(len(ids) + max_tokens)
             self._state["sample_params"].view()[: structs()["SampleParams"].size] = np.frombuffer(sampling.pack(), np.uint8)
             self._state["stop_ids"].view()[: 4 * len(stop_ids)] = np.asarray(stop_ids, np.uint32).view(np.uint8)
             choice = {"sampled": not sampling.greedy, "stop_count": len(stop_ids), "options": options}
-            first = self._prefill(ids, progress, choice)
+            first = self._prefill(ids, progress, choice, cache, marks)
             yield from self._decode(first, max_tokens, choice)
         except DeviceError:
+            self._forget()
             self.reset()
             raise
+        finally:
+            if cache is not None and len(self.tokens) > len(ids):
+                cache.insert(self)
+
+    def _forget(self) -> None:
+        """Drops the snapshots of a request that failed: what made it fail may be in them."""
+        if self._cache is not None:
+            for node in self._used:
+                self._cache.forget(node)
+        self._used = []
 
     def _check(self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> None:
         if not ids:
@@ -186,27 +220,51 @@ class Session:
         bad = next((i for i in ids if not 0 <= i < self.config.vocab_size), None)
         if bad is not None:
             raise RequestError(f"prompt id {bad} is outside the vocabulary of {self.config.vocab_size}")
-        if len(ids) >= self.config.max_position:
-            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the model's context is {self.config.max_position}", fix="shorten the prompt")
+        limit = self.engine.context_length
+        if len(ids) >= limit:
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the model's context is {limit}", fix="shorten the prompt",
+                                     tokens=len(ids), limit=limit)
         if max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {max_tokens}")
         if len(stop_ids) > MAX_STOP_IDS:
             raise RequestError(f"at most {MAX_STOP_IDS} stop ids are supported, got {len(stop_ids)}")
 
-    def _prefill(self, ids: Sequence[int], progress: Callable[[int, int], None] | None, choice: dict[str, Any]) -> Sampled:
-        """Runs the chunks (P5) and returns the token chosen after the last row."""
-        start = self.reusable(ids)
-        if not start:
-            self.reset()
+    def _prefill(
+        self, ids: Sequence[int], progress: Callable[[int, int], None] | None, choice: dict[str, Any], cache: PrefixCache | None, marks: Marks,
+    ) -> Sampled:
+        """Runs the chunks (P5), taking snapshots on the way, and returns the token chosen after the last row."""
+        start, known = self._resume(ids, cache)
         self.prefilled = len(ids) - start
+        cuts = [] if cache is None else policy.snapshot_positions(start, len(ids), marks.message, marks.turn, known)
         while (at := len(self.tokens)) < len(ids):
-            rows = policy.chunk_size(len(ids) - at, choice["options"].chunk_size)
+            end = next((cut for cut in cuts if cut > at), len(ids))
+            rows = policy.chunk_size(end - at, choice["options"].chunk_size)
             last = at + rows == len(ids)
             ctx, program = self._prefill_program(rows, head_rows=int(last), choose=last, **choice)
             self._run_chunk(ctx, program, ids[at : at + rows])
+            if cache is not None and at + rows in cuts and (node := cache.insert(self)) is not None:
+                self._used.append(node)
             if progress is not None:
                 progress(len(self.tokens) - start, len(ids) - start)
         return self._read_sampled(0)
+
+    def _resume(self, ids: Sequence[int], cache: PrefixCache | None) -> tuple[int, int]:
+        """(tokens of `ids` that need no computing, tokens of it that the cache has met): goes on from the own state or the
+        longest snapshot, whichever is longer."""
+        start, known = self.reusable(ids), 0
+        if cache is not None:
+            node, known = cache.match(ids)
+            if node is not None and node.length > start:
+                self._used.append(node)
+                if cache.resume(self, node, min(node.length, common_prefix(self.tokens, list(ids)))):
+                    start = node.length
+                    self.adopt(ids[:start])
+                else:
+                    start = 0
+            cache.count(start)
+        if not start:
+            self.reset()
+        return start, known
 
     def _run_chunk(self, ctx: Any, program: Any, ids: Sequence[int]) -> None:
         self._write_step()
@@ -258,7 +316,7 @@ class Session:
         self._check(ids, 1, ())
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
         try:
-            self._ensure_capacity(len(ids))
+            self.ensure_capacity(len(ids))
             self.reset()
             while (at := len(self.tokens)) < len(ids):
                 rows = policy.logits_chunk(len(ids) - at, self.config.vocab_size, options.chunk_size)

@@ -23,6 +23,9 @@ class Buffer {
   void fill(int byte, size_t offset, size_t length);
   void copy_to(const Buffer& destination, size_t source_offset, size_t destination_offset, size_t length) const;
 
+  // Throws std::invalid_argument for a range beyond the end or off the 4-byte grid.
+  void check_range(size_t offset, size_t length) const;
+
   static uint64_t created();  // buffers made by this process so far
 
  private:

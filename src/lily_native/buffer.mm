@@ -8,13 +8,6 @@ namespace {
 
 std::atomic<uint64_t> buffers_created{0};
 
-void check_range(const Buffer& buffer, size_t offset, size_t length) {
-  if (offset > buffer.nbytes() || length > buffer.nbytes() - offset)
-    throw std::invalid_argument("buffer " + buffer.label() + ": bytes " + std::to_string(offset) + " to " + std::to_string(offset + length) +
-                                " lie beyond its " + std::to_string(buffer.nbytes()));
-  if (offset % 4 || length % 4) throw std::invalid_argument("buffer " + buffer.label() + ": offset and length must be multiples of 4 bytes");
-}
-
 }  // namespace
 
 Buffer::Buffer(std::shared_ptr<Device> device, size_t nbytes, bool shared, const std::string& label, bool tracked)
@@ -39,8 +32,15 @@ unsigned char* Buffer::contents() const {
   return static_cast<unsigned char*>([metal_ contents]);
 }
 
+void Buffer::check_range(size_t offset, size_t length) const {
+  if (offset > nbytes_ || length > nbytes_ - offset)
+    throw std::invalid_argument("buffer " + label_ + ": bytes " + std::to_string(offset) + " to " + std::to_string(offset + length) +
+                                " lie beyond its " + std::to_string(nbytes_));
+  if (offset % 4 || length % 4) throw std::invalid_argument("buffer " + label_ + ": offset and length must be multiples of 4 bytes");
+}
+
 void Buffer::fill(int byte, size_t offset, size_t length) {
-  check_range(*this, offset, length);
+  check_range(offset, length);
   if (length == 0) return;
   @autoreleasepool {
     id<MTLCommandBuffer> commands = device_->new_command_buffer();
@@ -52,8 +52,8 @@ void Buffer::fill(int byte, size_t offset, size_t length) {
 }
 
 void Buffer::copy_to(const Buffer& destination, size_t source_offset, size_t destination_offset, size_t length) const {
-  check_range(*this, source_offset, length);
-  check_range(destination, destination_offset, length);
+  check_range(source_offset, length);
+  destination.check_range(destination_offset, length);
   if (length == 0) return;
   if (metal_ == destination.metal_ && source_offset < destination_offset + length && destination_offset < source_offset + length)
     throw std::invalid_argument("buffer " + label_ + ": a copy within one buffer must not overlap");

@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 
+#include "blit.h"
 #include "buffer.h"
 #include "decode_loop.h"
 #include "device.h"
@@ -76,6 +77,23 @@ std::shared_ptr<Program> new_program(std::shared_ptr<Device> device, nb::iterabl
   std::vector<Dispatch> recorded;
   for (nb::handle item : dispatches) recorded.push_back(dispatch_of(item));
   return std::make_shared<Program>(std::move(device), std::move(recorded), concurrent);
+}
+
+// [(source, source_offset, destination, destination_offset, length)], [(buffer, offset, length, byte)]
+void run_blit(Device& device, nb::iterable copies, nb::iterable fills) {
+  std::vector<Copy> copied;
+  std::vector<Fill> filled;
+  for (nb::handle item : copies) {
+    auto c = nb::cast<nb::tuple>(item);
+    copied.push_back({nb::cast<std::shared_ptr<Buffer>>(c[0]), nb::cast<size_t>(c[1]), nb::cast<std::shared_ptr<Buffer>>(c[2]),
+                      nb::cast<size_t>(c[3]), nb::cast<size_t>(c[4])});
+  }
+  for (nb::handle item : fills) {
+    auto f = nb::cast<nb::tuple>(item);
+    filled.push_back({nb::cast<std::shared_ptr<Buffer>>(f[0]), nb::cast<size_t>(f[1]), nb::cast<size_t>(f[2]), nb::cast<int>(f[3])});
+  }
+  nb::gil_scoped_release release;
+  blit(device, copied, filled);
 }
 
 nb::dict run_program(Program& program, double max_ms) {
@@ -204,6 +222,9 @@ NB_MODULE(_native, m) {
                           const std::string& label) {
         return std::make_shared<Pipeline>(device, library, function, constants_of(constants), label);
       }, "library"_a, "function"_a, "constants"_a = nb::dict(), "label"_a = "")
+      .def("blit", &run_blit, "copies"_a, "fills"_a = nb::list(),
+           "Copies (source, source_offset, destination, destination_offset, length) and fills (buffer, offset, length, byte) in one\n"
+           "command buffer, and waits. A written range must not overlap another range of the batch.")
       .def("run_once", [](std::shared_ptr<Device> device, nb::iterable dispatches) {
         return run_program(*new_program(std::move(device), dispatches, true), 50.0);
       }, "dispatches"_a, "Records the dispatches as a Program and runs it once.");

@@ -39,6 +39,33 @@ def test_fill_and_copy(kernels: Any) -> None:
     np.testing.assert_array_equal(back.view(), expected)
 
 
+def test_blit_runs_a_batch_of_copies_and_fills(kernels: Any) -> None:
+    device = kernels.device
+    source, private, back = device.buffer(256), device.buffer(256, storage="private"), device.buffer(256)
+    source.view()[:] = np.arange(256)
+    device.blit([(source, 128, private, 0, 64), (source, 0, private, 64, 64), (source, 0, private, 200, 0)], [(private, 128, 128, 9)])
+    device.blit([(private, 0, back, 0, 256)])
+    np.testing.assert_array_equal(back.view(), [*range(128, 192), *range(64), *[9] * 128])
+    device.blit([])
+
+
+@pytest.mark.parametrize("batch, match", [
+    (lambda a, b: ([(a, 0, b, 0, 64), (a, 64, b, 60, 8)], []), "used twice"),
+    (lambda a, b: ([(a, 0, b, 0, 64)], [(b, 32, 4, 0)]), "used twice"),
+    (lambda a, b: ([(a, 0, b, 0, 64)], [(a, 0, 4, 0)]), "used twice"),
+    (lambda a, b: ([(a, 0, a, 32, 64)], []), "used twice"),
+    (lambda a, b: ([(a, 0, b, 0, 512)], []), "beyond"),
+    (lambda a, b: ([(a, 2, b, 0, 4)], []), "multiples of 4"),
+    (lambda a, b: ([], [(a, 0, 4, 256)]), "0 to 255"),
+])
+def test_a_batch_whose_ranges_collide_is_refused_whole(kernels: Any, batch: Any, match: str) -> None:
+    a, b = kernels.device.buffer(256), kernels.device.buffer(256)
+    b.fill(7)
+    with pytest.raises(ValueError, match=match):
+        kernels.device.blit(*batch(a, b))
+    assert (b.view() == 7).all()
+
+
 def test_private_storage_has_no_view(kernels: Any) -> None:
     with pytest.raises(ValueError, match="private"):
         kernels.device.buffer(64, storage="private").view()

@@ -1,0 +1,82 @@
+"""A conversation: history and state that are kept between turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import session_file
+from .errors import RequestError
+from .generation import Request
+from .reply import Piece, Reply, Usage, joined, with_calls
+from .session import Session
+
+if TYPE_CHECKING:
+    from .model import Model
+
+Progress = Callable[[int, int], None]
+
+
+class ChatSession:
+    """A conversation. Each turn renders the whole history; what the session's state already holds is not computed again."""
+
+    def __init__(self, model: Model, session: Session) -> None:
+        self._model = model
+        self._session = session
+        self.messages: list[dict[str, Any]] = []
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens that the state holds: all but the last sampled one, which is pending."""
+        return tuple(self._session.tokens)
+
+    def chat(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Reply:
+        """Says something (a user's text, or messages to append) and returns the answer, which joins the history.
+
+        Keywords as `Model.generate`. A turn that fails leaves the history as it was.
+        """
+        return with_calls(joined(self.stream(content, **keywords)), keywords.get("tools"))
+
+    def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
+        """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
+        if not isinstance(content, (str, list, tuple)):
+            raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
+        added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
+        request, progress = self._model._request([*self.messages, *added], **keywords)
+        return self._turn(added, request, progress, keywords.get("tools"))
+
+    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None, tools: Any) -> Iterator[Piece]:
+        text, reasoning, reason, failed = "", "", None, False
+        try:
+            for piece in self._model._stream(self._session, request, progress):
+                text, reasoning = text + piece.text, reasoning + piece.reasoning
+                reason = piece.finish_reason
+                yield piece
+        except Exception:
+            failed = True
+            raise
+        finally:
+            if not failed:
+                # Calls are kept as calls: as text, their tags would be a user's words and not what the model wrote.
+                reply = with_calls(Reply(text, reasoning, reason or "length", Usage(0, 0)), tools)
+                answer: dict[str, Any] = {"role": "assistant", "content": reply.text}
+                if reasoning:
+                    answer["reasoning_content"] = reasoning
+                if reply.tool_calls:
+                    answer["tool_calls"] = list(reply.tool_calls)
+                self.messages += [*added, answer]
+
+    def save(self, path: str | Path) -> None:
+        """Writes history and state to a safetensors file, atomically; `Model.restore` reads it.
+
+        Raises SessionFileError when it cannot be written, DeviceError when the state cannot be read.
+        """
+        with self._model._lock:
+            session_file.save(self._session, path, self.messages)
+
+    def reset(self) -> None:
+        """Forgets history and state."""
+        with self._model._lock:
+            self.messages = []
+            self._session.reset()
