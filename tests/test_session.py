@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -81,20 +80,6 @@ def test_the_cache_grows_and_keeps_its_contents(model: Any, goldens: list[dict[s
     prompt = [*session.tokens, *tokens[-1:], *(goldens[9]["prompt_ids"] * 2)]
     assert continued(session, prompt, 4) == continued(Session(model.engine), prompt, 4)
     assert session.capacity > small
-
-
-@pytest.mark.parametrize("switch", [f.name for f in dataclasses.fields(ExecutionOptions) if f.name not in ("chunk_size", "tensor_ops")])
-def test_each_switch_gives_the_same_greedy_tokens(model: Any, goldens: list[dict[str, Any]], switch: str) -> None:
-    golden = goldens[9]
-    reply = model.generate(prompt_ids=golden["prompt_ids"], max_tokens=golden["max_tokens"], temperature=0, options=ExecutionOptions(**{switch: False}))
-    assert list(reply.token_ids) == golden["greedy_ids"]
-
-
-def test_all_switches_off_give_the_same_greedy_tokens(model: Any, goldens: list[dict[str, Any]]) -> None:
-    off = {f.name: False for f in dataclasses.fields(ExecutionOptions) if f.name != "chunk_size"}
-    for golden in (goldens[0], goldens[2], goldens[9]):
-        reply = model.generate(prompt_ids=golden["prompt_ids"], max_tokens=golden["max_tokens"], temperature=0, options=ExecutionOptions(**off))
-        assert list(reply.token_ids) == golden["greedy_ids"]
 
 
 def test_sampling_with_a_seed_is_reproducible_and_the_hand_off_does_not_change_it(model: Any, goldens: list[dict[str, Any]]) -> None:
