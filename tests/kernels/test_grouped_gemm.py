@@ -140,6 +140,27 @@ def test_two_lists_of_tiles_write_all_rows(rows, slots, experts):
     assert_close(y, linear.grouped_gemm(case.weights, case.x, offsets, sorted_rows, slots))
 
 
+@pytest.mark.parametrize("tile", [32, 16])
+@pytest.mark.parametrize("rows", [4096, 4097, 4098, 5001])
+def test_case_32_prompts_of_many_rows_leave_no_row_unwritten_and_chunks_equal_the_whole(rows, tile):
+    """Every routed row against the reference, and not one bit differs when the rows come in chunks of 1,024."""
+    case = Case(4, 64, rows, 2, 17, 64, 64)
+    offsets, sorted_rows, _, block_map = case.plan(tile)
+    whole = poison((case.total, 64), np.uint16)
+    case.launch(f"grouped_gemm_bf16_b4_g64_m{tile}", whole, 64, 64, block_map, sorted_rows)
+    assert_close(whole, linear.grouped_gemm(case.weights, case.x, offsets, sorted_rows, 2))
+    by_choice, ids, x = np.empty_like(whole), case.ids, case.x
+    by_choice[sorted_rows] = whole
+    for start in range(0, rows, 1024):
+        case.ids, case.x = ids[start : start + 1024], x[start : start + 1024].copy()
+        case.total = case.ids.size
+        _, sorted_rows, _, block_map = case.plan(tile)
+        part, chunk = poison((case.total, 64), np.uint16), np.empty((case.total, 64), np.uint16)
+        case.launch(f"grouped_gemm_bf16_b4_g64_m{tile}", part, 64, 64, block_map, sorted_rows)
+        chunk[sorted_rows] = part
+        np.testing.assert_array_equal(chunk, by_choice[2 * start : 2 * start + case.total])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uneven", "one"])
 @pytest.mark.parametrize("rows", [1, 7, 64, 512, 2048, 4096, 4097, 4098, 5001])
