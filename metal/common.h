@@ -65,4 +65,5 @@ struct MoeDownArgs { uint slots, n, k, matrices; };
 struct GdnStepArgs { uint k_heads, v_heads, dk, dv, taps, b_offset, a_offset, conv_stride, state_stride; };  // strides: elements of a ring slot
 struct ScanNormArgs { uint k_heads, v_heads, dk, dv, ring_stride; float eps; };
 struct DequantiseArgs { uint rows, k; };                             // rows: of all experts together
+struct ProbeArgs { uint count; };                                     // 16-byte words, or rounds
 struct RouteSplitArgs { uint total, experts, tile, max_blocks, tail_tile, max_tail; };  // max_tail: at least min(experts, total)

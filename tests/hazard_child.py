@@ -137,7 +137,7 @@ class Bench:
         return prefill_plan(ctx, s._fixed, choose=head_rows == 1, sampled=sampled, stop_count=len(STOP_IDS))
 
     def run(self, plan: Sequence[Dispatch]) -> list[Access]:
-        self.session._write_step(token=7)
+        self.session.place_step(token=7)
         recorded()
         self.engine.gpu.record(plan, buffer_map(self.engine, self.session._state)).run(WHOLE)
         return recorded()

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 from . import _native
 from .errors import DeviceError
 from .kernel_args import structs
@@ -89,6 +91,11 @@ class Gpu:
     def buffer(self, nbytes: int, label: str, *, tracked: bool = True) -> Any:
         """A shared buffer of at least one byte; its contents are undefined until written."""
         return self.native.buffer(max(nbytes, 16), "shared", label, tracked)
+
+    def write(self, buffer: Any, data: np.ndarray, offset: int = 0) -> None:
+        """Puts the bytes of `data` into a buffer from `offset` on. Nothing may be using that range."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        buffer.view()[offset : offset + raw.nbytes] = raw
 
     def record(self, dispatches: Iterable[Dispatch], buffers: Mapping[str, Any], *, concurrent: bool = True) -> Any:
         """Records scheduled dispatches into a native program. `buffers` maps a region's buffer name to its buffer."""

@@ -52,6 +52,7 @@ class Session:
         self.config = engine.config
         self.tokens: list[int] = []
         self.prefilled = 0  # tokens that the last prefill really computed
+        self.gpu_seconds = 0.0  # that all decode steps have taken by the GPU's clock
         self._slot = 0
         self._capacity = 0
         self._state: dict[str, Any] = {}
@@ -76,6 +77,11 @@ class Session:
     def buffers(self) -> Mapping[str, Any]:
         """State buffers by name (plans/context.py)."""
         return self._state
+
+    @property
+    def fixed_regions(self) -> Mapping[str, Region]:
+        """Step state, sampling parameters and stop ids, as plans bind them."""
+        return self._fixed
 
     @property
     def slot(self) -> int:
@@ -130,8 +136,8 @@ class Session:
         if first:
             self.reset()
 
-    def _write_step(self, *, step: int = 0, token: int | None = None) -> None:
-        """Puts the step state where the host believes it is."""
+    def place_step(self, *, step: int = 0, token: int | None = None) -> None:
+        """Puts the step state on the GPU where the host believes it is."""
         words = self._step_words()
         f = self._step_layout.field
         words[f("position").offset // 4] = len(self.tokens)
@@ -267,7 +273,7 @@ class Session:
         return start, known
 
     def _run_chunk(self, ctx: Any, program: Any, ids: Sequence[int]) -> None:
-        self._write_step()
+        self.place_step()
         region = ctx.arena()["ids"]
         self.engine.write(region, np.asarray(ids, np.uint32))
         program.run()
@@ -296,7 +302,7 @@ class Session:
             if not choice["options"].gpu_token_handoff:
                 steps = 1
             _, program = self._decode_program(keys, **choice)
-            self._write_step(step=delivered, token=current.token)
+            self.place_step(step=delivered, token=current.token)
             loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT)
             loop.start(steps)
             try:
@@ -310,6 +316,7 @@ class Session:
                         break
             finally:
                 loop.drain()  # steps in flight past this point touch nothing that is current
+                self.gpu_seconds += loop.gpu_ms / 1e3
 
     def logits(self, ids: Sequence[int], options: ExecutionOptions) -> np.ndarray:
         """Teacher-forced logits of a fresh sequence: float32 [len(ids), vocab]; row i predicts token i + 1."""
