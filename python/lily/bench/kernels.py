@@ -68,7 +68,7 @@ def measure_kernels(speed: Speed, phase: str, length: int, limits: Limits) -> tu
     probe = Probe(engine.gpu)
     by_kernel: dict[str, list[Dispatch]] = {}
     for d in plan:
-        by_kernel.setdefault(re.sub("_m(16|32)$", "", d.function), []).append(d)  # P3's two lists are one product
+        by_kernel.setdefault(re.sub("_m[0-9]+$", "", d.function), []).append(d)  # P3's two lists are one product
     rows = []
     for kernel, launches in by_kernel.items():
         seconds, moved, operations = seconds_of(launches), sum(map(dram_bytes, launches)), 2 * sum(d.macs for d in launches)

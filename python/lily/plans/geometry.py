@@ -41,10 +41,13 @@ def team_threads(k: int, most: int, tuning: Tuning) -> int:
 NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
 TEAM_ROWS, ROUTER_ROWS, GATE_UP_COLUMNS = 16, 4, 8
 
-# tile.h: kTileColumns, kTileThreads; gemm.metal: rows of its tile.
-GEMM_COLUMNS = 64
-GEMM_ROWS = 32
+# tile.h: kTileThreads, tile_columns.
 GEMM_THREADS = 128
+
+
+def tile_columns(rows: int) -> int:
+    return 128 if rows > 32 else 64
+
 
 # routing.metal
 TOPK_ROWS, TOPK_THREADS = 1, 32
