@@ -39,6 +39,7 @@ class Capabilities:
 
     tuning: Tuning = APPLE
     tensor_ops: bool = False
+    unified_memory: bool = True  # the CPU sees the memory that kernels work on
     max_threads: int = 1024
     working_set: int = 1 << 62
     max_buffer_length: int = 1 << 62

@@ -60,7 +60,9 @@ class Session:
         self._step_layout = layout["StepState"]
         for name, nbytes in (("step", layout["StepState"].size), ("sample_params", layout["SampleParams"].size), ("stop_ids", 4 * MAX_STOP_IDS)):
             self._state[name] = engine.gpu.buffer(nbytes, name)
-            self._state[name].view()[:] = 0
+            engine.gpu.write(self._state[name], np.zeros(self._state[name].nbytes, np.uint8))
+        # The step state as the CPU reads it after a decode step, where it does not see the GPU's.
+        self._step_copy = None if engine.gpu.capabilities.unified_memory else engine.gpu.host_buffer(layout["StepState"].size, "step copy")
         self._fixed = {n: Region(n, 0, self._state[n].nbytes) for n in ("step", "sample_params", "stop_ids")}
         engine.register(self)
 
@@ -99,13 +101,16 @@ class Session:
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the state as float32, by buffer name: KV [tokens, kv_width], convolution and GDN state flat."""
         out = {}
+        read = self.engine.gpu.read
         for name, buffer in self._state.items():
+            slot = buffer.nbytes // RING
             if name.startswith("gdn."):
-                out[name] = buffer.view().view(np.float32).reshape(RING, -1)[self._slot].copy()
+                out[name] = read(buffer, self._slot * slot, slot).view(np.float32)
             elif name.startswith("conv."):
-                out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(RING, -1)[self._slot])
+                out[name] = bf16_to_f32(read(buffer, self._slot * slot, slot).view(np.uint16))
             elif name.startswith("kv_"):
-                out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(self._capacity, -1)[: len(self.tokens)])
+                row = buffer.nbytes // self._capacity
+                out[name] = bf16_to_f32(read(buffer, 0, row * len(self.tokens)).view(np.uint16).reshape(-1, row // 2))
         return out
 
     def ensure_capacity(self, tokens: int) -> None:
@@ -132,7 +137,7 @@ class Session:
 
     def _write_step(self, *, step: int = 0, token: int | None = None) -> None:
         """Puts the step state where the host believes it is."""
-        words = self._step_words()
+        words = np.zeros(self._step_layout.size // 4, np.uint32)
         f = self._step_layout.field
         words[f("position").offset // 4] = len(self.tokens)
         words[f("slot").offset // 4] = self._slot
@@ -140,10 +145,9 @@ class Session:
         words[f("done").offset // 4] = 0
         if token is not None:
             words[f("tokens").offset // 4 + (step & 1)] = token
-
-    def _step_words(self) -> np.ndarray:
-        words: np.ndarray = self._state["step"].view()[: self._step_layout.size].view(np.uint32)
-        return words
+        self.engine.gpu.write(self._state["step"], words)
+        if self._step_copy is not None:
+            self._step_copy.view()[: words.nbytes] = words.view(np.uint8)
 
     # -- programs --------------------------------------------------------------------------------------------------------
     def _prefill_program(self, rows: int, *, head_rows: int, choose: bool, sampled: bool, stop_count: int, options: ExecutionOptions) -> Any:
@@ -194,8 +198,8 @@ class Session:
         cache = self._cache if self._cache is not None and self._cache.enabled and options == ExecutionOptions() else None
         self._used = []
         try:
-            self._state["sample_params"].view()[: structs()["SampleParams"].size] = np.frombuffer(sampling.pack(), np.uint8)
-            self._state["stop_ids"].view()[: 4 * len(stop_ids)] = np.asarray(stop_ids, np.uint32).view(np.uint8)
+            self.engine.gpu.write(self._state["sample_params"], np.frombuffer(sampling.pack(), np.uint8))
+            self.engine.gpu.write(self._state["stop_ids"], np.asarray(stop_ids, np.uint32))
             choice = {"sampled": not sampling.greedy, "stop_count": len(stop_ids), "options": options}
             first = self._prefill(ids, progress, choice, cache, marks)
             yield from self._decode(first, max_tokens, choice)
@@ -275,7 +279,8 @@ class Session:
         self._slot = (self._slot + 1) % RING
 
     def _read_sampled(self, step: int) -> Sampled:
-        words, f, ring = self._step_words(), self._step_layout.field, constant("LILY_HISTORY")
+        f, ring = self._step_layout.field, constant("LILY_HISTORY")
+        words = self.engine.gpu.read(self._state["step"], 0, self._step_layout.size).view(np.uint32)
         token = int(words[f("history").offset // 4 + step % ring])
         flag = int(words[f("flags").offset // 4 + step % ring])
         return self._sampled(token, flag)
@@ -297,7 +302,7 @@ class Session:
                 steps = 1
             _, program = self._decode_program(keys, **choice)
             self._write_step(step=delivered, token=current.token)
-            loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT)
+            loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT, self._step_copy)
             loop.start(steps)
             try:
                 while (item := loop.next()) is not None:
