@@ -2,7 +2,8 @@
 
 list(APPEND OBJCXX -fobjc-runtime=macosx-10.15)
 file(GLOB HOST_OBJC CONFIGURE_DEPENDS src/metal_host/objc/*.cpp)
-file(GLOB HOST_FRAMEWORK CONFIGURE_DEPENDS src/metal_host/framework/*.mm)
+file(GLOB HOST_FRAMEWORK CONFIGURE_DEPENDS src/metal_host/framework/*.mm src/metal_host/cuda/*.mm)
+file(GLOB HOST_CUDA CONFIGURE_DEPENDS src/metal_host/cuda/*.cpp)
 file(GLOB HOST_ENGINE CONFIGURE_DEPENDS src/metal_host/simt/*.cpp)
 
 set_source_files_properties(${NATIVE_SOURCES} ${HOST_FRAMEWORK} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${OBJCXX}")
@@ -12,7 +13,7 @@ set_source_files_properties(src/metal_host/framework/NSObject.mm PROPERTIES
 # The engine switches stacks; nothing may live below the stack pointer.
 set_source_files_properties(${HOST_ENGINE} PROPERTIES COMPILE_OPTIONS "-O3;-std=c++20;-mno-red-zone")
 
-target_sources(_native PRIVATE ${HOST_OBJC} ${HOST_FRAMEWORK} ${HOST_ENGINE})
+target_sources(_native PRIVATE ${HOST_OBJC} ${HOST_FRAMEWORK} ${HOST_CUDA} ${HOST_ENGINE})
 target_include_directories(_native PRIVATE src/metal_host/framework/include)
 target_link_libraries(_native PRIVATE dl pthread)
 target_link_options(_native PRIVATE -Wl,-s)

@@ -15,7 +15,7 @@ from .gpu import Gpu
 from .host_routing import HostRoutedProgram
 from .memory import MemoryPlan
 from .options import ExecutionOptions
-from .plans.context import PlanContext, session_state_bytes, weight_region
+from .plans.context import PlanContext, aligned, session_state_bytes, weight_region
 from .plans.geometry import ROPE_LO_ROWS
 from .policy import THRESHOLDS
 from .prefix_cache import PrefixCache
@@ -93,17 +93,27 @@ class Engine:
 
     def _load_groups(self, checkpoint: WeightSource) -> None:
         parts: tuple[Part, ...] = ("weight", "scales", "biases")
-        for group in checkpoint.layout():
+        groups = checkpoint.layout()
+        regions = {group.name: [weight_region(group, part) for part in parts] for group in groups}
+        window = None  # where the CPU does not see the weights' memory, a group is read into this and copied from there
+        if not self.gpu.capabilities.unified_memory:
+            window = self.gpu.host_buffer(max(sum(aligned(r.nbytes) for r in group) for group in regions.values()), "weights on their way")
+        for group in groups:
             views: list[Any] = []
-            for part in parts:
-                region = weight_region(group, part)
+            copies: list[tuple[Any, int, Any, int, int]] = []
+            at = 0
+            for region in regions[group.name]:
                 if region.nbytes == 0:
                     views.append(None)
                     continue
                 buffer = self.gpu.buffer(region.nbytes, region.buffer, tracked=False)
                 self.buffers[region.buffer] = buffer
-                views.append(buffer.view()[: region.nbytes])
+                views.append((buffer.view() if window is None else window.view()[at:])[: region.nbytes])
+                copies.append((window, at, buffer, 0, -(-region.nbytes // 4) * 4))
+                at += aligned(region.nbytes)
             checkpoint.load_group(group, *views)
+            if window is not None:
+                self.gpu.native.blit(copies)
 
     def _load_plain(self, checkpoint: WeightSource) -> None:
         """Small tensors (norms, convolution, gates, RoPE tables), float32, in one buffer each."""
@@ -112,7 +122,7 @@ class Engine:
         for name, value in tensors.items():
             data = np.ascontiguousarray(value, dtype=np.float32)
             buffer = self.gpu.buffer(data.nbytes, f"p:{name}", tracked=False)
-            buffer.view()[: data.nbytes] = data.view(np.uint8).reshape(-1)
+            self.gpu.write(buffer, data)
             self.buffers[f"p:{name}"] = buffer
             self.plain_bytes[name] = data.nbytes
 
@@ -137,14 +147,12 @@ class Engine:
 
     def read(self, region: Region) -> np.ndarray:
         """A copy of a region of the engine's own buffers (the arena), as bytes."""
-        data: np.ndarray = self.buffers[region.buffer].view()[region.offset : region.offset + region.nbytes].copy()
-        return data
+        return self.gpu.read(self.buffers[region.buffer], region.offset, region.nbytes)
 
     def write(self, region: Region, data: np.ndarray) -> None:
         """Puts `data` at the start of a region of the engine's own buffers. Nothing may be running."""
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        assert raw.nbytes <= region.nbytes, f"{raw.nbytes} bytes for a region of {region.nbytes}"
-        self.buffers[region.buffer].view()[region.offset : region.offset + raw.nbytes] = raw
+        assert data.nbytes <= region.nbytes, f"{data.nbytes} bytes for a region of {region.nbytes}"
+        self.gpu.write(self.buffers[region.buffer], data, region.offset)
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident bytes by use: weights (with small tensors) and scratch."""

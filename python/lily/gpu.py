@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib import resources
 from typing import Any
@@ -23,6 +26,8 @@ TENSOR_VERSION = "4.0"  # families of kernels on tensor operations (P6), which t
 _BYTES_PER_NS = 100.0
 _MACS_PER_NS = 2000.0
 _LAUNCH_NS = 4000.0
+
+_STAGING_BYTES = 4 << 20  # the window through which the CPU sees memory that is not its own
 
 
 def device_kind(name: str) -> str:
@@ -57,7 +62,8 @@ class Gpu:
             matching = [d for d in found if device_kind(d["name"]) == kind]
             if not matching:
                 names = ", ".join(f"{device_kind(d['name'])} ({d['name']})" for d in found)
-                raise DeviceError(f"no device of kind {kind!r}", fix=f"present: {names}")
+                reason = dict(_native.absent_devices()).get(kind)
+                raise DeviceError(f"no device of kind {kind!r}" + (f": {reason}" if reason else ""), fix=f"present: {names}")
             chosen = matching[0]
         self.native = _native.Device(chosen["index"])
         self.name: str = chosen["name"]
@@ -65,12 +71,15 @@ class Gpu:
         self.info: dict[str, Any] = self.native.info()
         self._libraries: dict[tuple[str, str], Any] = {}
         self._pipelines: dict[tuple[Any, ...], Any] = {}
+        self._staging: Any = None
+        self._staging_lock = threading.Lock()
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
             tuning=TUNING.get(self.kind, APPLE),
             tensor_ops=not self.tensor_problem,
+            unified_memory=bool(self.info["unified_memory"]),
             max_threads=int(self.info["max_threads"]),
             working_set=int(self.info["working_set"]),
             max_buffer_length=int(self.info["max_buffer_length"]),
@@ -105,18 +114,64 @@ class Gpu:
             raise DeviceError(f"kernel {function} allows {found.max_threads} threads per threadgroup on {self.name}, the launch needs {threads}")
         return found
 
+    def prepare(self, dispatches: Iterable[Dispatch]) -> None:
+        """Makes the pipelines of the dispatches that do not exist yet, on several threads: compiling may take long."""
+        wanted = {(d.family, d.function, d.constants): None for d in dispatches if (d.family, d.function, d.constants) not in self._pipelines}
+        if len(wanted) < 2:
+            return
+        for family, _, _ in wanted:
+            self.library(family)
+        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1), thread_name_prefix="lily-compile") as pool:
+            list(pool.map(lambda key: self.pipeline(*key), wanted))
+
+    # -- memory ----------------------------------------------------------------------------------------------------------
     def buffer(self, nbytes: int, label: str, *, tracked: bool = True) -> Any:
-        """A shared buffer of at least one byte; its contents are undefined until written."""
-        return self.native.buffer(max(nbytes, 16), "shared", label, tracked)
+        """Memory that kernels work on, of at least one byte; its contents are undefined until written. The CPU reaches it with `read` and `write`."""
+        storage = "shared" if self.info["unified_memory"] else "private"
+        return self.native.buffer(max(-(-nbytes // 4) * 4, 16), storage, label, tracked)
+
+    def host_buffer(self, nbytes: int, label: str) -> Any:
+        """Memory with a `view()` for the CPU, which kernels reach too, but slowly where memory is not unified."""
+        return self.native.buffer(max(-(-nbytes // 4) * 4, 16), "shared", label, True)
+
+    def read(self, buffer: Any, offset: int = 0, nbytes: int | None = None) -> np.ndarray:
+        """A copy of `nbytes` bytes of a buffer from `offset` on (both multiples of 4; None = to the end), uint8. Nothing may be writing it."""
+        nbytes = buffer.nbytes - offset if nbytes is None else nbytes
+        if self.info["unified_memory"]:
+            data: np.ndarray = buffer.view()[offset : offset + nbytes].copy()
+            return data
+        out = np.empty(nbytes, np.uint8)
+        with self._staging_lock:
+            view = self._staged()
+            for at in range(0, nbytes, _STAGING_BYTES):
+                size = min(_STAGING_BYTES, nbytes - at)
+                self.native.blit([(buffer, offset + at, self._staging, 0, size)])
+                out[at : at + size] = view[:size]
+        return out
 
     def write(self, buffer: Any, data: np.ndarray, offset: int = 0) -> None:
-        """Puts the bytes of `data` into a buffer from `offset` on. Nothing may be using that range."""
+        """Puts the bytes of `data` into a buffer from `offset` on (size and offset multiples of 4). Nothing may be using that range."""
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        buffer.view()[offset : offset + raw.nbytes] = raw
+        if self.info["unified_memory"]:
+            buffer.view()[offset : offset + raw.nbytes] = raw
+            return
+        with self._staging_lock:
+            view = self._staged()
+            for at in range(0, raw.nbytes, _STAGING_BYTES):
+                size = min(_STAGING_BYTES, raw.nbytes - at)
+                view[:size] = raw[at : at + size]
+                self.native.blit([(self._staging, 0, buffer, offset + at, size)])
+
+    def _staged(self) -> np.ndarray:
+        if self._staging is None:
+            self._staging = self.host_buffer(_STAGING_BYTES, "staging")
+        view: np.ndarray = self._staging.view()
+        return view
 
     def record(self, dispatches: Iterable[Dispatch], buffers: Mapping[str, Any], *, concurrent: bool = True) -> Any:
         """Records scheduled dispatches into a native program. `buffers` maps a region's buffer name to its buffer."""
         dispatches = list(dispatches)
+        self.prepare(dispatches)
         layouts = structs()
         native: list[_native.Dispatch] = []
         for d, barrier in zip(dispatches, barriers(dispatches), strict=True):

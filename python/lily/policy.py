@@ -40,6 +40,7 @@ class Capabilities:
 
     tuning: Tuning = APPLE
     tensor_ops: bool = False  # matrix hardware behind matmul2d, whose kernels compile and pass their self-test (P6)
+    unified_memory: bool = True  # the CPU sees the memory that kernels work on
     max_threads: int = 1024
     working_set: int = 1 << 62
     max_buffer_length: int = 1 << 62

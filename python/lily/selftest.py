@@ -48,12 +48,12 @@ def _run(gpu: Gpu, family: str, function: str, arrays: dict[int, np.ndarray], st
     buffers = {}
     for i, a in arrays.items():
         buffers[i] = gpu.buffer(a.nbytes, f"{function}[{i}]")
-        buffers[i].view()[: a.nbytes] = a.reshape(-1).view(np.uint8)
+        gpu.write(buffers[i], a)
     dispatch: _native.Dispatch = (gpu.pipeline(family, function, threads=threads), [(i, b, 0) for i, b in buffers.items()], structs()[struct].pack(args), index,
                 grid, (threads, 1, 1), False, 0.0, function, [])
     _native.Program(gpu.native, [dispatch], True).run()
     for i, a in arrays.items():
-        a.reshape(-1).view(np.uint8)[:] = buffers[i].view()[: a.nbytes]
+        a.reshape(-1).view(np.uint8)[:] = gpu.read(buffers[i], 0, a.nbytes)
 
 
 def _quantised(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

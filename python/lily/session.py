@@ -64,7 +64,9 @@ class Session:
         self._step_layout = layout["StepState"]
         for name, nbytes in (("step", layout["StepState"].size), ("sample_params", layout["SampleParams"].size), ("stop_ids", 4 * MAX_STOP_IDS)):
             self._state[name] = engine.gpu.buffer(nbytes, name)
-            self._state[name].view()[:] = 0
+            engine.gpu.write(self._state[name], np.zeros(self._state[name].nbytes, np.uint8))
+        # The step state as the CPU reads it after a decode step, where it does not see the GPU's.
+        self._step_copy = None if engine.gpu.capabilities.unified_memory else engine.gpu.host_buffer(layout["StepState"].size, "step copy")
         vocab = self.config.vocab_size  # what only some requests need: allocated by the first of them
         self._extra = {"token_counts": 4 * vocab, "logit_bias": 4 * vocab, "token_mask": 4 * -(-vocab // 32), "logprobs": ring_bytes()}
         sizes = {n: b.nbytes for n, b in self._state.items()} | self._extra
@@ -111,13 +113,16 @@ class Session:
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the state as float32, by buffer name: KV [tokens, kv_width], convolution and GDN state flat."""
         out = {}
+        read = self.engine.gpu.read
         for name, buffer in self._state.items():
+            slot = buffer.nbytes // RING
             if name.startswith("gdn."):
-                out[name] = buffer.view().view(np.float32).reshape(RING, -1)[self._slot].copy()
+                out[name] = read(buffer, self._slot * slot, slot).view(np.float32)
             elif name.startswith("conv."):
-                out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(RING, -1)[self._slot])
+                out[name] = bf16_to_f32(read(buffer, self._slot * slot, slot).view(np.uint16))
             elif name.startswith("kv_"):
-                out[name] = bf16_to_f32(buffer.view().view(np.uint16).reshape(self._capacity, -1)[: len(self.tokens)])
+                row = buffer.nbytes // self._capacity
+                out[name] = bf16_to_f32(read(buffer, 0, row * len(self.tokens)).view(np.uint16).reshape(-1, row // 2))
         return out
 
     def ensure_capacity(self, tokens: int) -> None:
@@ -144,7 +149,7 @@ class Session:
 
     def place_step(self, *, step: int = 0, token: int | None = None) -> None:
         """Puts the step state on the GPU where the host believes it is."""
-        words = self._step_words()
+        words = np.zeros(self._step_layout.size // 4, np.uint32)
         f = self._step_layout.field
         words[f("position").offset // 4] = len(self.tokens)
         words[f("slot").offset // 4] = self._slot
@@ -152,10 +157,9 @@ class Session:
         words[f("done").offset // 4] = 0
         if token is not None:
             words[f("tokens").offset // 4 + (step & 1)] = token
-
-    def _step_words(self) -> np.ndarray:
-        words: np.ndarray = self._state["step"].view()[: self._step_layout.size].view(np.uint32)
-        return words
+        self.engine.gpu.write(self._state["step"], words)
+        if self._step_copy is not None:
+            self._step_copy.view()[: words.nbytes] = words.view(np.uint8)
 
     # -- programs --------------------------------------------------------------------------------------------------------
     def _prefill_program(
@@ -213,7 +217,7 @@ class Session:
         try:
             adjusted = sampling.adjusts or (steering is not None and steering.masks)
             self._write_sampling(sampling, adjusted)
-            self._state["stop_ids"].view()[: 4 * len(stop_ids)] = np.asarray(stop_ids, np.uint32).view(np.uint8)
+            self.engine.gpu.write(self._state["stop_ids"], np.asarray(stop_ids, np.uint32))
             choice = {"sampled": not sampling.greedy or sampling.logprobs, "stop_count": len(stop_ids), "options": options, "adjusted": adjusted,
                       "logprobs": sampling.logprobs}
             self._write_mask(steering)
@@ -233,25 +237,28 @@ class Session:
         for name in needed:
             if name not in self._state:
                 self._state[name] = self.engine.gpu.buffer(self._extra[name], name)
-        packed = np.frombuffer(sampling.pack(), np.uint8)
-        self._state["sample_params"].view()[: len(packed)] = packed
+        self._params = np.frombuffer(sampling.pack(), np.uint32).copy()
+        self.engine.gpu.write(self._state["sample_params"], self._params)
         if sampling.logit_bias:
-            self._words("logit_bias", np.float32)[:] = sampling.bias_array(self.config.vocab_size)
+            self.engine.gpu.write(self._state["logit_bias"], sampling.bias_array(self.config.vocab_size))
         if sampling.penalised:
-            self._words("token_counts")[:] = 0
+            self._write_counts([])
 
-    def _words(self, name: str, dtype: type = np.uint32) -> np.ndarray:
-        words: np.ndarray = self._state[name].view()[: self._extra[name]].view(dtype)
-        return words
+    def _write_counts(self, tokens: Sequence[int]) -> None:
+        counts = np.bincount(np.asarray(tokens, np.int64), minlength=self.config.vocab_size)
+        self.engine.gpu.write(self._state["token_counts"], counts.astype(np.uint32))
 
     def _write_mask(self, steering: Steering | None) -> bool:
         """Whether the next choice is masked; says so to the kernel."""
         if steering is None or not steering.masks:
             return False
-        masked = steering.fill(self._words("token_mask"))
-        layout, bit = structs()["SampleParams"], constant("LILY_ADJUST_MASK")
-        adjust = self._state["sample_params"].view()[: layout.size].view(np.uint32)[layout.field("adjust").offset // 4 :]
-        adjust[0] = adjust[0] | bit if masked else adjust[0] & ~np.uint32(bit)
+        mask = np.zeros(self._extra["token_mask"] // 4, np.uint32)
+        masked = steering.fill(mask)
+        if masked:
+            self.engine.gpu.write(self._state["token_mask"], mask)
+        word, bit = structs()["SampleParams"].field("adjust").offset // 4, np.uint32(constant("LILY_ADJUST_MASK"))
+        self._params[word] = self._params[word] | bit if masked else self._params[word] & ~bit
+        self.engine.gpu.write(self._state["sample_params"], self._params)
         return masked
 
     def _forget(self) -> None:
@@ -332,7 +339,8 @@ class Session:
         return self._read_sampled(step, choice["logprobs"])
 
     def _read_sampled(self, step: int, logprobs: bool) -> Sampled:
-        words, f, ring = self._step_words(), self._step_layout.field, constant("LILY_HISTORY")
+        f, ring = self._step_layout.field, constant("LILY_HISTORY")
+        words = self.engine.gpu.read(self._state["step"], 0, self._step_layout.size).view(np.uint32)
         token = int(words[f("history").offset // 4 + step % ring])
         flag = int(words[f("flags").offset // 4 + step % ring])
         return self._sampled(token, flag, step, logprobs)
@@ -340,7 +348,7 @@ class Session:
     def _sampled(self, token: int, flag: int, step: int, logprobs: bool) -> Sampled:
         if flag == constant("LILY_NONFINITE"):
             raise DeviceError("the logits are not finite (NaN or Inf)", fix="check the checkpoint; the session was dropped, other requests are not affected")
-        entry = read_ring(self._state["logprobs"].view(), step) if logprobs else None
+        entry = read_ring(self.engine.gpu.read(self._state["logprobs"]), step) if logprobs else None
         return Sampled(token, flag == constant("LILY_STOPPED"), entry)
 
     def _decode(self, first: Sampled, max_tokens: int, choice: dict[str, Any], steering: Steering | None, count_from: int | None) -> Iterator[Sampled]:
@@ -364,7 +372,7 @@ class Session:
                 return
             if count_from is not None and (recount or len(put_in) > 1):
                 counted = [*self.tokens[count_from:], *put_in[:-1]]
-                self._words("token_counts")[:] = np.bincount(counted, minlength=self.config.vocab_size)
+                self._write_counts(counted)
             masked = self._write_mask(steering)
             if len(put_in) > 1:
                 current = self._put_in(put_in, delivered, choice)
@@ -380,7 +388,7 @@ class Session:
                 steps = 1
             _, program = self._decode_program(keys, **choice)
             self.place_step(step=delivered, token=current.token)
-            loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT)
+            loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT, self._step_copy)
             loop.start(steps)
             recount = steps > 1
             try:

@@ -16,9 +16,10 @@ struct StepResult {
 
 class DecodeLoop {
  public:
-  // step_state: a shared buffer that holds a StepState. At most LILY_RING_SLOTS - 1 steps may be in flight: one more
+  // step_state holds a StepState. Where the CPU cannot see it, host_state is a shared buffer that gets a copy after every
+  // step (null: step_state is shared itself); both hold the same state when the loop starts. At most LILY_RING_SLOTS - 1 steps may be in flight: one more
   // would overwrite the state slot of the last delivered step, to which the session may have to return.
-  DecodeLoop(std::shared_ptr<Program> program, std::shared_ptr<Buffer> step_state, unsigned max_in_flight);
+  DecodeLoop(std::shared_ptr<Program> program, std::shared_ptr<Buffer> step_state, unsigned max_in_flight, std::shared_ptr<Buffer> host_state);
   ~DecodeLoop();
 
   void start(size_t steps);
@@ -36,7 +37,7 @@ class DecodeLoop {
   void finish();
 
   std::shared_ptr<Program> program_;
-  std::shared_ptr<Buffer> step_state_;
+  std::shared_ptr<Buffer> step_state_, host_state_;
   unsigned max_in_flight_;
   std::deque<std::shared_ptr<Submission>> in_flight_;
   std::unique_ptr<Activity> activity_;

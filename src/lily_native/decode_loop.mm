@@ -12,10 +12,13 @@ const StepState& state_of(const Buffer& buffer) { return *reinterpret_cast<const
 
 }  // namespace
 
-DecodeLoop::DecodeLoop(std::shared_ptr<Program> program, std::shared_ptr<Buffer> step_state, unsigned max_in_flight)
-    : program_(std::move(program)), step_state_(std::move(step_state)), max_in_flight_(max_in_flight) {
-  if (step_state_->nbytes() < sizeof(StepState)) throw std::invalid_argument("the step state buffer is smaller than a StepState");
-  step_state_->contents();  // throws for private storage
+DecodeLoop::DecodeLoop(std::shared_ptr<Program> program, std::shared_ptr<Buffer> step_state, unsigned max_in_flight,
+                       std::shared_ptr<Buffer> host_state)
+    : program_(std::move(program)), step_state_(std::move(step_state)), host_state_(host_state ? std::move(host_state) : step_state_),
+      max_in_flight_(max_in_flight) {
+  for (const auto& buffer : {step_state_, host_state_})
+    if (buffer->nbytes() < sizeof(StepState)) throw std::invalid_argument("the step state buffer is smaller than a StepState");
+  host_state_->contents();  // throws for private storage
   if (max_in_flight_ < 1 || max_in_flight_ > LILY_RING_SLOTS - 1)
     throw std::invalid_argument("max_in_flight must be 1 to " + std::to_string(LILY_RING_SLOTS - 1));
 }
@@ -31,7 +34,7 @@ void DecodeLoop::start(size_t steps) {
   if (!in_flight_.empty()) throw std::invalid_argument("start: steps are in flight, drain first");
   program_->device()->check_usable();
   to_encode_ = steps;
-  next_step_ = state_of(*step_state_).step;
+  next_step_ = state_of(*host_state_).step;
   stopped_ = steps == 0;
   gpu_ms_ = 0;
   if (stopped_) return;
@@ -46,6 +49,11 @@ void DecodeLoop::encode_ahead() {
     @autoreleasepool {
       id<MTLCommandBuffer> commands = program_->device()->new_command_buffer();
       program_->encode(commands);
+      if (host_state_ != step_state_) {
+        id<MTLBlitCommandEncoder> encoder = [commands blitCommandEncoder];
+        [encoder copyFromBuffer:step_state_->metal() sourceOffset:0 toBuffer:host_state_->metal() destinationOffset:0 size:sizeof(StepState)];
+        [encoder endEncoding];
+      }
       in_flight_.push_back(program_->device()->submit(commands));
     }
     to_encode_--;
@@ -81,7 +89,7 @@ std::optional<StepResult> DecodeLoop::next(const InterruptCheck& interrupted) {
   }
   gpu_ms_ += oldest.gpu_seconds * 1e3;
   in_flight_.pop_front();
-  const StepState& state = state_of(*step_state_);
+  const StepState& state = state_of(*host_state_);
   uint32_t place = next_step_++ % LILY_HISTORY;
   StepResult result = {state.history[place], state.flags[place]};
   if (result.flag != LILY_RUNNING) finish();

@@ -161,6 +161,15 @@ nb::object live_objects() {
   return count ? nb::cast(count()) : nb::none();
 }
 
+// [(kind, reason)] of devices that a software Metal could offer on another machine; Apple's framework knows none.
+nb::list absent_devices() {
+  using Visit = void (*)(void*, const char*, const char*);
+  nb::list answer;
+  Visit add = [](void* context, const char* kind, const char* reason) { static_cast<nb::list*>(context)->append(nb::make_tuple(kind, reason)); };
+  if (auto visit_all = reinterpret_cast<void (*)(Visit, void*)>(own_function("lily_metal_absent_devices"))) visit_all(add, &answer);
+  return answer;
+}
+
 nb::object recorded_accesses() {
   using Visit = void (*)(void*, uint64_t, const char*, const char*, int, uint64_t, uint64_t);
   auto visit_all = reinterpret_cast<int (*)(Visit, void*)>(own_function("lily_metal_recorded_accesses"));
@@ -198,6 +207,7 @@ NB_MODULE(_native, m) {
     }
     return answer;
   }, "All Metal devices: [{'name', 'index'}].");
+  m.def("absent_devices", &absent_devices, "Kinds of devices that this build knows and this machine lacks, with the reason: [(kind, reason)].");
   m.def("default_device_name", [] { return Device(std::nullopt).name(); });
   m.def("live_objects", &live_objects, "Objective-C objects alive; None where the runtime does not count them.");
   m.def("recorded_accesses", &recorded_accesses,
@@ -220,7 +230,9 @@ NB_MODULE(_native, m) {
       }, "source"_a, "label"_a = "", "language_version"_a = "3.1")
       .def("pipeline", [](std::shared_ptr<Device> device, const Library& library, const std::string& function, nb::dict constants,
                           const std::string& label) {
-        return std::make_shared<Pipeline>(device, library, function, constants_of(constants), label);
+        std::vector<FunctionConstant> values = constants_of(constants);
+        nb::gil_scoped_release release;  // compiling may take long; several threads may do it at once
+        return std::make_shared<Pipeline>(device, library, function, values, label);
       }, "library"_a, "function"_a, "constants"_a = nb::dict(), "label"_a = "")
       .def("blit", &run_blit, "copies"_a, "fills"_a = nb::list(),
            "Copies (source, source_offset, destination, destination_offset, length) and fills (buffer, offset, length, byte) in one\n"
@@ -261,7 +273,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("barrier_count", &Program::barrier_count);
 
   nb::class_<DecodeLoop>(m, "DecodeLoop")
-      .def(nb::init<std::shared_ptr<Program>, std::shared_ptr<Buffer>, unsigned>(), "program"_a, "step_state"_a, "max_in_flight"_a = 2)
+      .def(nb::init<std::shared_ptr<Program>, std::shared_ptr<Buffer>, unsigned, std::shared_ptr<Buffer>>(), "program"_a, "step_state"_a,
+           "max_in_flight"_a = 2, "host_state"_a.none() = nb::none())
       .def("start", &DecodeLoop::start, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("next", [](DecodeLoop& loop) -> nb::object {
         std::optional<StepResult> result;

@@ -43,7 +43,9 @@ def probe() -> Path:
         objects.append(compile_one(source, folder, "-std=c++17"))
     for source in sorted((HOST / "simt").glob("*.cpp")):
         objects.append(compile_one(source, folder, "-std=c++17", "-mno-red-zone"))
-    for source in [*sorted((HOST / "framework").glob("*.mm")), *sorted((Path(__file__).parent / "probe").glob("*.mm"))]:
+    for source in sorted((HOST / "cuda").glob("*.cpp")):
+        objects.append(compile_one(source, folder, "-std=c++17"))
+    for source in [*sorted((HOST / "framework").glob("*.mm")), *sorted((HOST / "cuda").glob("*.mm")), *sorted((Path(__file__).parent / "probe").glob("*.mm"))]:
         arc = "-fno-objc-arc" if source.name == "NSObject.mm" else "-fobjc-arc"
         objects.append(compile_one(source, folder, *OBJC, arc, "-Wno-deprecated-objc-isa-usage"))
     program = folder / "probe"

@@ -1,18 +1,20 @@
 #pragma once
 #import <Metal/Metal.h>
 
+#include "backend.h"
+
 @interface LilyBuffer : NSObject <MTLBuffer> {
  @public
-  unsigned char* address;  // GPU and CPU see the same memory, also for private storage
+  unsigned char* address;  // as kernels see it; the CPU sees the same bytes there when the storage is shared
   NSUInteger size;
 }
 @property(copy, atomic) NSString* label;
 @end
 
 namespace lily::metal {
-LilyBuffer* new_buffer(id<MTLDevice> device, NSUInteger length, MTLResourceOptions options) NS_RETURNS_RETAINED;
-LilyBuffer* new_buffer_no_copy(id<MTLDevice> device, void* pointer, NSUInteger length, MTLResourceOptions options,
-                               void (^deallocator)(void*, NSUInteger)) NS_RETURNS_RETAINED;
-NSUInteger allocated_bytes();
-NSUInteger max_buffer_length();
+// bytes: initial contents, or null.
+LilyBuffer* new_buffer(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSUInteger length, MTLResourceOptions options,
+                       const void* bytes) NS_RETURNS_RETAINED;
+LilyBuffer* new_buffer_no_copy(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, void* pointer, NSUInteger length,
+                               MTLResourceOptions options, void (^deallocator)(void*, NSUInteger)) NS_RETURNS_RETAINED;
 }  // namespace lily::metal

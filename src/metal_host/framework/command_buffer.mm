@@ -120,13 +120,13 @@ NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain"
   for (MTLCommandBufferHandler handler : _scheduledHandlers) handler(self);
   _scheduledHandlers.clear();
 }
-- (void)failWith:(const std::string&)text {
+- (void)failWith:(const std::string&)text code:(MTLCommandBufferError)code {
   std::lock_guard<std::mutex> lock(_mutex);
   NSError* cause = make_error(@"LilySoftwareMetal", 1, text);
   id keys[] = {NSLocalizedDescriptionKey, NSUnderlyingErrorKey};
   id objects[] = {lily::metal::string("Internal Error (0000000e:" + text + ")"), cause};
   _error = [NSError errorWithDomain:MTLCommandBufferErrorDomain
-                               code:MTLCommandBufferErrorInternal
+                               code:code
                            userInfo:[NSDictionary dictionaryWithObjects:objects forKeys:keys count:2]];
 }
 - (BOOL)hasFailed {
@@ -135,9 +135,13 @@ NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain"
 }
 - (void)completeAt:(CFTimeInterval)time {
   [self startAt:time];  // a command buffer without passes starts and ends at once
+  [self completeFrom:_gpuStart to:time];
+}
+- (void)completeFrom:(CFTimeInterval)start to:(CFTimeInterval)end {
   {
     std::lock_guard<std::mutex> lock(_mutex);
-    _gpuEnd = time;
+    _gpuStart = start;
+    _gpuEnd = end;
     _status = _error ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted;
   }
   passes.clear();

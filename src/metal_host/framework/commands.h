@@ -42,9 +42,16 @@ struct BufferSpan {
   std::string label;
 };
 
+// What a dispatch runs, and which of its bindings came from setBytes (bit i: index i).
+struct DispatchSource {
+  Kernel* kernel;  // kept by the command buffer
+  uint32_t bytes_mask;
+};
+
 // The commands of one encoder. A compute pass is a list of levels: nothing orders the dispatches of one level.
 struct Pass {
   std::vector<LilyDispatch> dispatches;
+  std::vector<DispatchSource> sources;                         // of each dispatch
   std::vector<size_t> level_ends;                              // one past the last dispatch of each level
   std::vector<std::pair<size_t, const uint32_t*>> indirect;    // dispatch, where its group counts will lie
   std::vector<BlitOperation> blits;
@@ -59,7 +66,7 @@ struct Pass {
   void end_level();
 };
 
-// Runs the pass on the calling thread and the engine's workers. Returns the engine's message on a fault.
+// On the CPU: runs the pass on the calling thread and the engine's workers. Returns the engine's message on a fault.
 std::string run_pass(Pass& pass);
 
 struct QueueState;
@@ -77,9 +84,10 @@ struct QueueState;
 // Called by the queue's thread.
 - (BOOL)isCommitted;
 - (void)startAt:(CFTimeInterval)time;
-- (void)failWith:(const std::string&)text;
+- (void)failWith:(const std::string&)text code:(MTLCommandBufferError)code;
 - (BOOL)hasFailed;
 - (void)completeAt:(CFTimeInterval)time;
+- (void)completeFrom:(CFTimeInterval)start to:(CFTimeInterval)end;  // where the start is known only afterwards
 @end
 
 namespace lily::metal {
@@ -93,12 +101,12 @@ struct QueueState {
   bool stopping = false;
   std::mt19937_64 random;
 };
-void run_queue(std::shared_ptr<QueueState> state);
+void run_queue(std::shared_ptr<QueueState> state);  // of the CPU
 CFTimeInterval now();
 
 LilyCommandBuffer* new_command_buffer(id<MTLCommandQueue> queue, std::shared_ptr<QueueState> state, bool keeps_references) NS_RETURNS_RETAINED;
 id<MTLComputeCommandEncoder> new_compute_encoder(LilyCommandBuffer* buffer, MTLDispatchType type) NS_RETURNS_RETAINED;
 id<MTLBlitCommandEncoder> new_blit_encoder(LilyCommandBuffer* buffer) NS_RETURNS_RETAINED;
-id<MTLCommandQueue> new_queue(id<MTLDevice> device, NSUInteger limit) NS_RETURNS_RETAINED;
+id<MTLCommandQueue> new_queue(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSUInteger limit) NS_RETURNS_RETAINED;
 
 }  // namespace lily::metal

@@ -97,7 +97,7 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
 // Fills in what the kernel's parameters ask for; a binding that the kernel does not have is ignored, as on Metal.
 - (void)bind:(LilyDispatch&)dispatch {
   const LilyKernelEntry* entry = _pipeline->entry;
-  uint32_t threadgroup_bytes = _pipeline->static_bytes;
+  uint32_t threadgroup_bytes = _pipeline->kernel->static_bytes;
   for (uint32_t i = 0; i < entry->parameter_count; i++) {
     const LilyParameter& parameter = entry->parameters[i];
     if (parameter.kind == LILY_PARAMETER_THREADGROUP) {
@@ -118,6 +118,7 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
     if (parameter.writable && !slot.buffer) programming_error("%s is written by the kernel but was set with setBytes", at(_pipeline, parameter).c_str());
     dispatch.buffers[parameter.index] = {slot.address, slot.length};
     if (slot.buffer) _pass->touch(slot.buffer, parameter.writable);
+    else _pass->sources.back().bytes_mask |= 1u << parameter.index;
   }
   if (threadgroup_bytes > LILY_THREADGROUP_LIMIT)
     programming_error("%s: %u bytes of threadgroup memory (static and dynamic), at most %u", entry->name, threadgroup_bytes, LILY_THREADGROUP_LIMIT);
@@ -129,13 +130,14 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
   const char* name = _pipeline->entry->name;
   if (!threads.width || !threads.height || !threads.depth) programming_error("%s: %s: threads per threadgroup contain a 0", what, name);
   NSUInteger total = threads.width * threads.height * threads.depth;
-  if (total > _pipeline->max_threads)  // Apple's driver drops such a dispatch silently; here it is heard
+  if (total > _pipeline->kernel->max_threads)  // Apple's driver drops such a dispatch silently; here it is heard
     programming_error("%s: %s: %lu threads per threadgroup, the pipeline's maxTotalThreadsPerThreadgroup is %u", what, name, total,
-                      _pipeline->max_threads);
+                      _pipeline->kernel->max_threads);
   if (!grid.width || !grid.height || !grid.depth) programming_error("%s: %s: the grid contains a 0", what, name);
   _pass->dispatches.emplace_back();
   LilyDispatch& dispatch = _pass->dispatches.back();
-  dispatch.module = _pipeline->module;
+  _pass->sources.push_back({_pipeline->kernel.get(), 0});
+  dispatch.module = _pipeline->kernel->module;
   dispatch.entry = _pipeline->entry_index;
   const MTLSize* sizes[3] = {&groups, &threads, &grid};
   uint32_t* fields[3] = {dispatch.groups, dispatch.threads, dispatch.grid};

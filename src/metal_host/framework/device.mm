@@ -1,6 +1,7 @@
-// The device: one, the CPU, which passes for an Apple GPU of the family that LILY_METAL_HOST asks for.
-#include <fstream>
+// A device: a backend that passes for an Apple GPU of the family that LILY_METAL_HOST asks for.
+#include <map>
 
+#include "../cuda/devices.h"
 #include "buffer.h"
 #include "commands.h"
 #include "library.h"
@@ -9,24 +10,19 @@
 
 using namespace lily::metal;
 
-@interface LilyDevice : NSObject <MTLDevice>
-@end
-
-static std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "CPU";
+@interface LilyDevice : NSObject <MTLDevice> {
+ @public
+  std::shared_ptr<Backend> backend;
+  uint64_t number;
 }
+@end
 
 @implementation LilyDevice
 - (NSString*)name {
-  return lily::metal::string("CPU " + cpu_name() + " (software Metal)");  // the first word is the kind that device="cpu" asks for
+  return lily::metal::string(backend->name());
 }
 - (uint64_t)registryID {
-  return 1;
+  return number;
 }
 - (MTLSize)maxThreadsPerThreadgroup {
   return MTLSizeMake(LILY_MAX_THREADS, LILY_MAX_THREADS, LILY_MAX_THREADS);
@@ -35,16 +31,16 @@ static std::string cpu_name() {
   return LILY_THREADGROUP_LIMIT;
 }
 - (NSUInteger)maxBufferLength {
-  return max_buffer_length();
+  return backend->max_buffer_length();
 }
 - (uint64_t)recommendedMaxWorkingSetSize {
-  return max_buffer_length();
+  return backend->working_set();
 }
 - (NSUInteger)currentAllocatedSize {
-  return allocated_bytes();
+  return backend->allocated();
 }
 - (BOOL)hasUnifiedMemory {
-  return YES;
+  return backend->unified_memory();
 }
 - (BOOL)isLowPower {
   return NO;
@@ -72,53 +68,57 @@ static std::string cpu_name() {
   }
 }
 - (id<MTLCommandQueue>)newCommandQueue {
-  return new_queue(self, 64);
+  return new_queue(self, backend, 64);
 }
 - (id<MTLCommandQueue>)newCommandQueueWithMaxCommandBufferCount:(NSUInteger)count {
   if (!count) programming_error("newCommandQueueWithMaxCommandBufferCount: 0");
-  return new_queue(self, count);
+  return new_queue(self, backend, count);
 }
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {
-  return new_buffer(self, length, options);
+  return new_buffer(self, backend, length, options, nullptr);
 }
 - (id<MTLBuffer>)newBufferWithBytes:(const void*)bytes length:(NSUInteger)length options:(MTLResourceOptions)options {
   if (!bytes) programming_error("newBufferWithBytes: no bytes");
-  LilyBuffer* buffer = new_buffer(self, length, options);
-  if (buffer) memcpy(buffer->address, bytes, length);
-  return buffer;
+  return new_buffer(self, backend, length, options, bytes);
 }
 - (id<MTLBuffer>)newBufferWithBytesNoCopy:(void*)pointer
                                    length:(NSUInteger)length
                                   options:(MTLResourceOptions)options
                               deallocator:(void (^)(void*, NSUInteger))deallocator {
-  return new_buffer_no_copy(self, pointer, length, options, deallocator);
+  return new_buffer_no_copy(self, backend, pointer, length, options, deallocator);
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError* __autoreleasing*)error {
   if (!source) programming_error("newLibraryWithSource: the source is nil");
-  return new_library(self, source, options, error);
+  return new_library(self, backend, source, options, error);
 }
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError* __autoreleasing*)error {
-  return new_pipeline(self, function, error);
+  return new_pipeline(backend, function, error);
 }
 @end
 
-// One object stands for the device as long as anybody holds it.
-id<MTLDevice> MTLCreateSystemDefaultDevice(void) {
+// One object stands for a device as long as anybody holds it.
+static LilyDevice* shared_device(uint64_t number, std::shared_ptr<Backend> backend) NS_RETURNS_RETAINED {
   static std::mutex mutex;
-  static __weak LilyDevice* shared;
+  static auto& shared = *new std::map<uint64_t, __weak LilyDevice*>;  // no destructor at exit
   std::lock_guard<std::mutex> lock(mutex);
-  LilyDevice* device = shared;
+  LilyDevice* device = shared[number];
   if (!device) {
-    settings();  // a malformed LILY_METAL_HOST is reported now
     device = [LilyDevice new];
-    shared = device;
+    device->backend = std::move(backend);
+    device->number = number;
+    shared[number] = device;
   }
   return device;
 }
 
+id<MTLDevice> MTLCreateSystemDefaultDevice(void) {
+  settings();  // a malformed LILY_METAL_HOST is reported now
+  return shared_device(1, cpu_backend());
+}
+
 NSArray<id<MTLDevice>>* MTLCopyAllDevices(void) {
-  id __unsafe_unretained devices[1];
-  id<MTLDevice> device = MTLCreateSystemDefaultDevice();
-  devices[0] = device;
-  return [NSArray arrayWithObjects:devices count:1];
+  std::vector<id> devices = {MTLCreateSystemDefaultDevice()};
+  for (const auto& backend : lily::cuda::backends()) devices.push_back(shared_device(devices.size() + 1, backend));
+  std::vector<id __unsafe_unretained> pointers(devices.begin(), devices.end());
+  return [NSArray arrayWithObjects:pointers.data() count:pointers.size()];
 }

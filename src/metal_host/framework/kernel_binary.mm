@@ -21,7 +21,6 @@
 extern char** environ;
 
 namespace lily::metal {
-namespace {
 
 bool is_file(const std::string& path) {
   struct stat info;
@@ -51,6 +50,8 @@ std::string python_program() {
   }
   return "python3";
 }
+
+namespace {
 
 // Newest change below the front end: a cached binary made by an older compiler or library is not used.
 time_t newest_change(const std::string& folder) {
@@ -100,23 +101,27 @@ int run(const std::vector<std::string>& command, const std::string& log_path, st
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
+// The front end's output for the target: a shared library, or for "cuda" a .cu file with its manifest beside it.
 KernelBinary compile(const std::string& text, const std::string& name, const std::string& target, bool instrumented) {
   std::string package = folder_of_this_library(), frontend = package + "/_metal_host/frontend/compile_text.py";
   if (!is_file(frontend)) return {"", "this kernel text has no built code and there is no front end at " + frontend};
   std::string cache = cache_folder();
   make_folders(cache);
   std::string stamp = std::to_string(static_cast<long long>(newest_change(package + "/_metal_host")));
-  std::string built = cache + "/" + name + "." + target + (instrumented ? ".strict." : ".") + stamp + ".so";
+  bool is_text = target == "cuda";
+  std::string built = cache + "/" + name + "." + target + (instrumented ? ".strict." : ".") + stamp + (is_text ? ".cu" : ".so");
   if (is_file(built)) return {built, ""};
 
   std::string unique = built + "." + std::to_string(getpid()) + "." + std::to_string(reinterpret_cast<size_t>(&text) & 0xffff);
   std::string text_path = unique + ".metal", output;
+  std::string out = is_text ? built : unique;  // text is put in place by the front end itself
   std::ofstream(text_path, std::ios::binary) << text;
-  std::vector<std::string> command = {python_program(), frontend, "--text", text_path, "--out", unique, "--target", target,
+  std::vector<std::string> command = {python_program(), frontend, "--text", text_path, "--out", out, "--target", target,
                                       "--name", "program_source"};
   if (instrumented) command.push_back("--strict");
   int code = run(command, unique + ".log", output);
   unlink(text_path.c_str());
+  if (code == 0 && is_text && is_file(built)) return {built, ""};
   if (code == 0 && is_file(unique) && rename(unique.c_str(), built.c_str()) == 0) return {built, ""};
   unlink(unique.c_str());
   if (output.find("ziglang") != std::string::npos && output.find("No module named") != std::string::npos)
@@ -154,6 +159,13 @@ KernelBinary find_kernel_binary(const std::string& text) {
     }
   }
   return compile(text, name, kernel_target(), instrumented);
+}
+
+KernelBinary find_cuda_text(const std::string& text) {
+  std::string name = sha256_hex(text).substr(0, 16);
+  std::string path = folder_of_this_library() + "/_kernels/" + name + ".cu";
+  if (is_file(path)) return {path, ""};
+  return compile(text, name, "cuda", false);
 }
 
 }  // namespace lily::metal

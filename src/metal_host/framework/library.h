@@ -1,4 +1,4 @@
-// Libraries, functions and compute pipelines on modules of the SIMT engine.
+// Libraries, functions and compute pipelines on kernels of a backend.
 #pragma once
 #import <Metal/Metal.h>
 
@@ -7,19 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "../simt/engine.h"
+#include "backend.h"
 
 @interface LilyPipeline : NSObject <MTLComputePipelineState> {
  @public
-  const LilyModule* module;
+  std::shared_ptr<lily::metal::Kernel> kernel;
   const LilyKernelEntry* entry;
   uint32_t entry_index;
   std::vector<LilyConstantValue> constants;
-  uint32_t max_threads, static_bytes;
 }
 @end
 
 namespace lily::metal {
-id<MTLLibrary> new_library(id<MTLDevice> device, NSString* source, MTLCompileOptions* options, NSError* __autoreleasing* error) NS_RETURNS_RETAINED;
-id<MTLComputePipelineState> new_pipeline(id<MTLDevice> device, id<MTLFunction> function, NSError* __autoreleasing* error) NS_RETURNS_RETAINED;
+id<MTLLibrary> new_library(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSString* source, MTLCompileOptions* options,
+                           NSError* __autoreleasing* error) NS_RETURNS_RETAINED;
+id<MTLComputePipelineState> new_pipeline(const std::shared_ptr<Backend>& backend, id<MTLFunction> function,
+                                           NSError* __autoreleasing* error) NS_RETURNS_RETAINED;
 }  // namespace lily::metal

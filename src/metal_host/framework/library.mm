@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "kernel_binary.h"
 #include "settings.h"
 #include "support.h"
 
@@ -90,7 +89,7 @@ ConstantSetting constant_setting(const void* value, MTLDataType type) {
 
 @interface LilyLibrary : NSObject <MTLLibrary> {
  @public
-  LilyModule* module;
+  std::shared_ptr<KernelLibrary> kernels;
   const LilyKernelModule* description;
   id<MTLDevice> _device;
 }
@@ -142,6 +141,12 @@ static std::string resolve_constants(const LilyKernelModule* module, MTLFunction
   return "";
 }
 
+static int find_entry(const LilyKernelModule* module, const char* name) {
+  for (uint32_t i = 0; i < module->entry_count; i++)
+    if (strcmp(module->entries[i].name, name) == 0) return static_cast<int>(i);
+  return -1;
+}
+
 @implementation LilyLibrary
 @synthesize device = _device;
 - (NSArray<NSString*>*)functionNames {
@@ -155,7 +160,7 @@ static std::string resolve_constants(const LilyKernelModule* module, MTLFunction
   return [self newFunctionWithName:name constantValues:nil error:nullptr];
 }
 - (id<MTLFunction>)newFunctionWithName:(NSString*)name constantValues:(MTLFunctionConstantValues*)values error:(NSError* __autoreleasing*)error {
-  int index = lily_simt_find(module, [name UTF8String]);
+  int index = find_entry(description, [name UTF8String]);
   if (index < 0) {
     if (error) *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorFunctionNotFound, "function " + text_of(name) + " is not in the library");
     return nil;
@@ -169,9 +174,6 @@ static std::string resolve_constants(const LilyKernelModule* module, MTLFunction
     return nil;
   }
   return function;
-}
-- (void)dealloc {
-  if (module) lily_simt_close(module);
 }
 @end
 
@@ -188,19 +190,20 @@ static std::string resolve_constants(const LilyKernelModule* module, MTLFunction
   return [_function device];
 }
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
-  return max_threads;
+  return kernel->max_threads;
 }
 - (NSUInteger)threadExecutionWidth {
   return LILY_SIMD_WIDTH;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
-  return static_bytes;
+  return kernel->static_bytes;
 }
 @end
 
 namespace lily::metal {
 
-id<MTLLibrary> new_library(id<MTLDevice> device, NSString* source, MTLCompileOptions* options, NSError* __autoreleasing* error) {
+id<MTLLibrary> new_library(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSString* source, MTLCompileOptions* options,
+                           NSError* __autoreleasing* error) {
   // Tensors came with Metal 4: the compiler has neither header for an older language version.
   MTLLanguageVersion version = options ? options.languageVersion : MTLLanguageVersion3_1;
   for (const char* header : {"<metal_tensor>", "<MetalPerformancePrimitives/MetalPerformancePrimitives.h>"}) {
@@ -210,37 +213,34 @@ id<MTLLibrary> new_library(id<MTLDevice> device, NSString* source, MTLCompileOpt
                                                                                     std::to_string(version >> 16) + "." + std::to_string(version & 0xffff));
     return nil;
   }
-  KernelBinary binary = find_kernel_binary(text_of(source));
-  char problem[1024] = "";
-  LilyModule* module = binary.path.empty() ? nullptr : lily_simt_open(binary.path.c_str(), problem, sizeof problem);
-  if (!module) {
-    if (error) *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorCompileFailure, binary.path.empty() ? binary.error : problem);
+  std::string problem;
+  std::shared_ptr<KernelLibrary> kernels = backend->open_library(text_of(source), problem);
+  if (!kernels) {
+    if (error) *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorCompileFailure, problem);
     return nil;
   }
   LilyLibrary* library = [LilyLibrary new];
-  library->module = module;
-  library->description = lily_simt_describe(module);
+  library->kernels = kernels;
+  library->description = kernels->description;
   library->_device = device;
   return library;
 }
 
-id<MTLComputePipelineState> new_pipeline(id<MTLDevice> device, id<MTLFunction> generic, NSError* __autoreleasing* error) {
+id<MTLComputePipelineState> new_pipeline(const std::shared_ptr<Backend>& backend, id<MTLFunction> generic, NSError* __autoreleasing* error) {
   if (!generic) programming_error("newComputePipelineStateWithFunction: the function is nil");
   LilyFunction* function = (LilyFunction*)generic;
   LilyPipeline* pipeline = [LilyPipeline new];
   pipeline->_function = function;
-  pipeline->module = function->library->module;
   pipeline->entry_index = function->entry_index;
   pipeline->entry = &function->library->description->entries[function->entry_index];
   pipeline->constants = function->constants;
-  // A declared maximum is kept by every GPU (the compiler spends fewer registers); without one the GPU decides.
-  pipeline->max_threads = pipeline->entry->max_threads ? pipeline->entry->max_threads : settings().max_threads;
-  pipeline->static_bytes = lily_simt_static_threadgroup_bytes(pipeline->module, pipeline->entry_index);
-  if (pipeline->static_bytes > LILY_THREADGROUP_LIMIT) {
-    if (error)
-      *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorCompileFailure,
-                          std::string(pipeline->entry->name) + ": threadgroup memory of " + std::to_string(pipeline->static_bytes) +
-                              " bytes exceeds the maximum of " + std::to_string(LILY_THREADGROUP_LIMIT));
+  std::string problem;
+  pipeline->kernel = backend->make_kernel(function->library->kernels, function->entry_index, function->constants, problem);
+  if (pipeline->kernel && pipeline->kernel->static_bytes > LILY_THREADGROUP_LIMIT)
+    problem = "threadgroup memory of " + std::to_string(pipeline->kernel->static_bytes) + " bytes exceeds the maximum of " +
+              std::to_string(LILY_THREADGROUP_LIMIT);
+  if (!problem.empty()) {
+    if (error) *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorCompileFailure, std::string(pipeline->entry->name) + ": " + problem);
     return nil;
   }
   return pipeline;

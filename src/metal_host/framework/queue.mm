@@ -1,4 +1,4 @@
-// Command queues: a thread each, which runs committed command buffers one after the other.
+// Command queues: a thread each, which runs committed command buffers one after the other. run_queue is the CPU's.
 //
 // Metal lets passes overlap when no tracked resource orders them. With order=reverse or order=random this queue shows it:
 // a pass may run before earlier ones that it has no tracked conflict with, of its own or of an earlier command buffer.
@@ -48,7 +48,7 @@ void run_choice(const Choice& choice) {
   [choice.buffer startAt:now()];
   std::string fault = run_pass(*choice.pass);
   choice.pass->done = true;
-  if (!fault.empty()) [choice.buffer failWith:fault];
+  if (!fault.empty()) [choice.buffer failWith:fault code:MTLCommandBufferErrorInternal];
 }
 
 // Takes finished command buffers off the front. Handlers run without the lock.
@@ -128,13 +128,14 @@ using namespace lily::metal;
 @end
 
 namespace lily::metal {
-id<MTLCommandQueue> new_queue(id<MTLDevice> device, NSUInteger limit) {
+id<MTLCommandQueue> new_queue(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSUInteger limit) {
+  if (!backend->prepare_queue().empty()) return nil;
   LilyQueue* queue = [LilyQueue new];
   queue->_device = device;
   queue->_state = std::make_shared<QueueState>();
   queue->_state->limit = limit;
   queue->_state->random.seed(settings().seed);
-  queue->_thread = std::thread(run_queue, queue->_state);
+  queue->_thread = std::thread([backend, state = queue->_state] { backend->run_queue(state); });
   return queue;
 }
 }  // namespace lily::metal

@@ -16,6 +16,8 @@ struct Settings {
   uint32_t max_threads = LILY_MAX_THREADS;  // impersonated limit of every pipeline
   std::string target;        // instruction set variant of the kernels; empty = the best one that the CPU has
   bool hazards = false;      // every dispatch's accesses are recorded, unordered dispatches that conflict fail; needs strict=2
+  std::string cuda_driver;   // library to load instead of the NVIDIA driver's
+  std::string nvrtc;         // library to load instead of the first NVRTC found
   bool poison = false;       // threadgroup memory and new shared buffers start as NaN
 
   bool reorders() const { return order != LILY_ORDER_FORWARD; }
