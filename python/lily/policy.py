@@ -15,7 +15,8 @@ class Tuning:
 
     small_threads: threads of the GEMV family; max_groups: threadgroups over which rows are shared out (0 = by rows alone);
     decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
-    (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64)."""
+    (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64);
+    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step."""
 
     small_threads: int = 64
     max_groups: int = 0
@@ -25,12 +26,14 @@ class Tuning:
     step_blocks: int = 0
     combine_parts: int = 4
     tile_rows: int = 32
+    lane_blocks: int = 1
 
 
 APPLE = Tuning()
 # Few cores that run one threadgroup at a time each: a thread start costs as much as a row, so few and narrow threadgroups
 # (measured on two x86-64 cores: GEMV of 6144 x 256 four times as fast with 8 groups of 32 as with 192 of 64).
-FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1)
+FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1,
+                   lane_blocks=8)
 TUNING = {"metal": APPLE, "cpu": FEW_CORES}
 
 
