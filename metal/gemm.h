@@ -10,9 +10,10 @@ using namespace metal;
 template <typename Unit, uint ROWS, typename Matrix, typename Out>
 METAL_FUNC void gemm_tile(thread const Matrix& matrix, device const bfloat* x, device Out* y, constant GemmArgs& args, uint2 group,
                           threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  const uint first = group.y * ROWS, row = first + tile_row<ROWS>(thread_id);
-  multiply_tile<Unit, ROWS>(matrix, 0, args.n, group.x * tile_columns(ROWS), args.k, x + row * args.ldx, row < args.rows, y + first * args.ldy, args.ldy,
-                            args.rows - first, memory, thread_id, simdgroup);
+  const uint first = group.y * ROWS;
+  const TileRows rows{x, args.ldx, first, args.rows - first, nullptr, 0};
+  multiply_tile<Unit, ROWS>(matrix, 0, args.n, group.x * tile_columns(ROWS), args.k, rows, y + first * args.ldy, args.ldy, memory, thread_id,
+                            simdgroup);
 }
 
 template <typename Unit, uint ROWS, typename Out, int BITS, int GROUP>

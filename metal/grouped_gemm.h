@@ -16,14 +16,10 @@ template <typename Unit, uint ROWS, bool GATED, typename Matrix>
 METAL_FUNC void grouped_tile(thread const Matrix& matrix, device const bfloat* x, device bfloat* y, constant GroupedGemmArgs& args, uint4 block,
                              device const uint* sorted_rows, uint column_tile, threadgroup float4* memory, uint thread_id, uint simdgroup) {
   constexpr uint kColumns = tile_columns(ROWS);
-  const uint row = tile_row<ROWS>(thread_id), sorted = block.y + row;
-  const bool has_row = row < block.z;
-  uint x_row = sorted;
-  if (has_row && args.gather_slots) x_row = sorted_rows[sorted] / args.gather_slots;
-  x += x_row * args.ldx;
+  const TileRows rows{x, args.ldx, block.y, block.z, sorted_rows, args.gather_slots};
   y += block.y * args.ldy;
-  if (GATED) gated_tile<Unit, ROWS>(matrix, block.x * 2 * args.n, args.n, column_tile * kColumns / 2, args.k, x, has_row, y, args.ldy, block.z, memory, thread_id, simdgroup);
-  else multiply_tile<Unit, ROWS>(matrix, block.x * args.n, args.n, column_tile * kColumns, args.k, x, has_row, y, args.ldy, block.z, memory, thread_id, simdgroup);
+  if (GATED) gated_tile<Unit, ROWS>(matrix, block.x * 2 * args.n, args.n, column_tile * kColumns / 2, args.k, rows, y, args.ldy, memory, thread_id, simdgroup);
+  else multiply_tile<Unit, ROWS>(matrix, block.x * args.n, args.n, column_tile * kColumns, args.k, rows, y, args.ldy, memory, thread_id, simdgroup);
 }
 
 template <typename Unit, int BITS, int GROUP, uint ROWS, bool GATED>

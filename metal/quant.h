@@ -51,23 +51,55 @@ struct QuantBlock {
   float scale, bias;
 };
 
+// Scales and biases (bits) of four neighbouring groups of a row, kept while a tile walks over them: a GPU's cache takes as long for one
+// 16-bit value of every row as for eight bytes.
+struct QuantScales {
+  uint2 scale, bias;
+};
+// Element `i` of four bf16.
+METAL_FUNC float pick_bfloat(uint2 four, uint i) {
+  const uint pair = i & 2 ? four.y : four.x;
+  return as_type<float>(i & 1 ? pair & 0xffff0000u : pair << 16);
+}
+
 // Rows of `blocks` blocks. Packing: value j of a row sits in word j / (32 / BITS), lowest bits first.
 template <int BITS, int GROUP>
 struct QuantMatrix {
   using Block = QuantBlock<BITS>;
+  using Scales = QuantScales;
   device const uint4* words;
   device const bfloat* scales;
   device const bfloat* biases;
   uint blocks;                                     // per row
 
-  METAL_FUNC Block load(uint row, uint block) const {
+  METAL_FUNC Block load_packed(uint row, uint block) const {
     Block loaded;
     device const uint4* source = words + (row * blocks + block) * (BITS / 4);
     #pragma unroll
     for (uint i = 0; i < BITS / 4; i++) loaded.packed[i] = source[i];
+    return loaded;
+  }
+  METAL_FUNC Block load(uint row, uint block) const {
+    Block loaded = load_packed(row, block);
     const uint group = group_of(row, block);
     loaded.scale = float(scales[group]);
     loaded.bias = float(biases[group]);
+    return loaded;
+  }
+  // The same for callers that take every second block of a row in turn and keep `near` between calls.
+  METAL_FUNC Block load(uint row, uint block, thread QuantScales& near) const {
+    constexpr uint kInGroup = GROUP / kBlock;
+    const uint groups = blocks / kInGroup;
+    if (groups % 4 != 0) return load(row, block);                  // rows do not start at 8-byte boundaries
+    Block loaded = load_packed(row, block);
+    const uint in_row = block / kInGroup;
+    if (block % (4 * kInGroup) < 2) {
+      const uint at = row * (groups / 4) + in_row / 4;
+      near.scale = ((device const uint2*)scales)[at];
+      near.bias = ((device const uint2*)biases)[at];
+    }
+    loaded.scale = pick_bfloat(near.scale, in_row % 4);
+    loaded.bias = pick_bfloat(near.bias, in_row % 4);
     return loaded;
   }
   // The block's integers, as floats.
@@ -113,12 +145,15 @@ struct QuantMatrix {
 };
 
 // The same interface over unquantised bf16 rows.
+struct NoScales {};
 struct DenseMatrix {
   using Block = BfloatBlock;
+  using Scales = NoScales;
   device const bfloat* weights;
   uint blocks;
 
   METAL_FUNC Block load(uint row, uint block) const { return ((device const BfloatBlock*)weights)[row * blocks + block]; }
+  METAL_FUNC Block load(uint row, uint block, thread NoScales&) const { return load(row, block); }
 
   METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float&) const {
     float w[kBlock];

@@ -22,44 +22,50 @@ constexpr uint tile_memory(uint rows) {
   return (operands > results ? operands : results) / 16;
 }
 
-// Which row of the tile a thread moves, and its place among the threads of that row.
-template <uint ROWS>
-METAL_FUNC uint tile_row(uint thread_id) { return thread_id / (kTileThreads / ROWS); }
-template <uint ROWS>
-METAL_FUNC uint tile_part(uint thread_id) { return thread_id % (kTileThreads / ROWS); }
+// Rows of x behind a tile's rows: first, first + 1 ... or, gathered, what sorted_rows holds there divided by gather_slots.
+struct TileRows {
+  device const bfloat* x;
+  uint ldx, first, rows;                                   // rows: that the tile has; those of padding repeat the last and are never stored
+  device const uint* sorted_rows;
+  uint gather_slots;                                       // 0: not gathered
 
-// What one thread moves in a step: its part of a row of x, and half a step's depth of one weight row in 64. `fetch` reads device
-// memory into registers, `place` puts them into threadgroup memory, weights expanded to bf16 on the way (P1): the expanded matrix
-// never exists anywhere else. Rows of padding are zero as operands.
+  METAL_FUNC device const bfloat* row(uint i) const {
+    uint at = first + min(i, rows - 1);
+    if (gather_slots) at = sorted_rows[at] / gather_slots;
+    return x + ulong(at) * ldx;
+  }
+};
+
+// What one thread moves in a step: 16 bytes of rows thread_id / 8 + 16 i of x, and half a step's depth of weight rows
+// thread_id / 2 + 64 i. `fetch` reads device memory into registers, `place` puts them into threadgroup memory, weights expanded to
+// bf16 on the way (P1): the expanded matrix never exists anywhere else.
 template <uint ROWS, typename Matrix>
 struct TileOperands {
   Matrix matrix;
-  device const bfloat* x_row;                              // the row that this thread moves (tile_row<ROWS>), if the tile has it
-  bool has_row;
-  uint part, block;
+  device const bfloat* x_row[ROWS / 16];
+  uint weight_row[tile_columns(ROWS) / 64];
+  uint block;                                              // which half
   threadgroup bfloat* x_to;
   threadgroup bfloat* w_to;
-  uint weight_row[tile_columns(ROWS) / 64];                // matrix rows behind the tile's rows thread_id / 2 + 64 i
-  uint4 x[kTileDepth * ROWS / 8 / kTileThreads];
+  uint4 x[ROWS / 16];
   typename Matrix::Block w[tile_columns(ROWS) / 64];
+  typename Matrix::Scales scales[tile_columns(ROWS) / 64];
 
   METAL_FUNC void fetch(uint depth) {
-    constexpr uint kVectors = kTileDepth * ROWS / 8 / kTileThreads, kPieces = tile_columns(ROWS) / 64;
-    if (has_row) {
-      device const uint4* from = (device const uint4*)(x_row + depth) + part * kVectors;
-      #pragma unroll
-      for (uint i = 0; i < kVectors; i++) x[i] = from[i];
-    }
     #pragma unroll
-    for (uint i = 0; i < kPieces; i++) w[i] = matrix.load(weight_row[i], depth / 32 + block);
+    for (uint i = 0; i < ROWS / 16; i++) x[i] = *(device const uint4*)(x_row[i] + depth);
+    #pragma unroll
+    for (uint i = 0; i < tile_columns(ROWS) / 64; i++) {
+      typename Matrix::Scales near = scales[i];
+      w[i] = matrix.load(weight_row[i], depth / 32 + block, near);
+      scales[i] = near;
+    }
   }
   METAL_FUNC void place() const {
-    constexpr uint kVectors = kTileDepth * ROWS / 8 / kTileThreads, kPieces = tile_columns(ROWS) / 64;
-    threadgroup uint4* to = (threadgroup uint4*)x_to + part * kVectors;
     #pragma unroll
-    for (uint i = 0; i < kVectors; i++) to[i] = x[i];
+    for (uint i = 0; i < ROWS / 16; i++) *(threadgroup uint4*)(x_to + i * 16 * kOperandStride) = x[i];
     #pragma unroll
-    for (uint i = 0; i < kPieces; i++) matrix.expand(w[i], w_to + i * 64 * kOperandStride);
+    for (uint i = 0; i < tile_columns(ROWS) / 64; i++) matrix.expand(w[i], w_to + i * 64 * kOperandStride);
   }
 };
 
@@ -67,25 +73,21 @@ struct TileOperands {
 // columns past the end repeat the last and are not stored. Returns the results, ROWS rows of result_stride.
 template <typename Unit, uint ROWS, typename Matrix>
 METAL_FUNC threadgroup const float* compute_tile(thread const Matrix& matrix, uint first, uint second, uint half_tile, uint n, uint column, uint k,
-                                                 device const bfloat* x_row, bool has_row, threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kColumns = tile_columns(ROWS);
+                                                 thread const TileRows& rows, threadgroup float4* memory, uint thread_id, uint simdgroup) {
   threadgroup bfloat* x_tile = (threadgroup bfloat*)memory;
   threadgroup bfloat* w_tile = x_tile + ROWS * kOperandStride;
   TileOperands<ROWS, Matrix> operands;
   operands.matrix = matrix;
-  operands.x_row = x_row;
-  operands.has_row = has_row;
-  operands.part = tile_part<ROWS>(thread_id);
-  operands.block = thread_id % 2;
-  operands.x_to = x_tile + tile_row<ROWS>(thread_id) * kOperandStride;
-  operands.w_to = w_tile + thread_id / 2 * kOperandStride + operands.block * 32;
   #pragma unroll
-  for (uint i = 0; i < kColumns / 64; i++) {
+  for (uint i = 0; i < ROWS / 16; i++) operands.x_row[i] = rows.row(thread_id / 8 + 16 * i) + thread_id % 8 * 8;
+  #pragma unroll
+  for (uint i = 0; i < tile_columns(ROWS) / 64; i++) {
     const uint row = thread_id / 2 + 64 * i;
     operands.weight_row[i] = first + (row < half_tile ? 0 : second) + min(column + row % half_tile, n - 1);
   }
-  #pragma unroll
-  for (uint i = 0; i < kTileDepth * ROWS / 8 / kTileThreads; i++) operands.x[i] = uint4(0);
+  operands.block = thread_id % 2;
+  operands.x_to = x_tile + thread_id / 8 * kOperandStride + thread_id % 8 * 8;
+  operands.w_to = w_tile + thread_id / 2 * kOperandStride + operands.block * 32;
   threadgroup float* results = (threadgroup float*)memory;
   Unit::template product<ROWS>(operands, k, x_tile, w_tile, results, simdgroup);
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -109,15 +111,15 @@ METAL_FUNC void store_results(device Out* y_row, uint ldy, uint n, uint column, 
   }
 }
 
-// The tile at `column` of a matrix whose rows are first .. first + n, written to `rows` rows of y; padding is never written.
+// The tile at `column` of a matrix whose rows are first .. first + n, written to as many rows of y as the tile has; padding is never written.
 template <typename Unit, uint ROWS, typename Matrix, typename Out>
-METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, bool has_row,
-                              device Out* y, uint ldy, uint rows, threadgroup float4* memory, uint thread_id, uint simdgroup) {
+METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, thread const TileRows& rows,
+                              device Out* y, uint ldy, threadgroup float4* memory, uint thread_id, uint simdgroup) {
   constexpr uint kColumns = tile_columns(ROWS), kStride = result_stride(ROWS, kColumns);
-  threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, 0, kColumns, n, column, k, x_row, has_row, memory, thread_id, simdgroup);
+  threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, 0, kColumns, n, column, k, rows, memory, thread_id, simdgroup);
   for (uint i = thread_id; i < ROWS * kColumns / kResults; i += kTileThreads) {
     const uint row = i / (kColumns / kResults), at = i % (kColumns / kResults) * kResults;
-    if (row >= rows) return;
+    if (row >= rows.rows) return;
     float value[kResults];
     for (uint j = 0; j < kResults; j++) value[j] = results[row * kStride + at + j];
     store_results(y + ulong(row) * ldy, ldy, n, column + at, value);
@@ -127,13 +129,13 @@ METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, u
 // Gate and up projections with the gated activation: the matrix holds n gate rows, then n up rows; a tile computes half its columns
 // of either at `column`, so that their products meet in it. y = silu(gate) * up, tile_columns / 2 columns a tile.
 template <typename Unit, uint ROWS, typename Matrix, typename Out>
-METAL_FUNC void gated_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, bool has_row,
-                           device Out* y, uint ldy, uint rows, threadgroup float4* memory, uint thread_id, uint simdgroup) {
+METAL_FUNC void gated_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, thread const TileRows& rows,
+                           device Out* y, uint ldy, threadgroup float4* memory, uint thread_id, uint simdgroup) {
   constexpr uint kHalf = tile_columns(ROWS) / 2, kStride = result_stride(ROWS, tile_columns(ROWS));
-  threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, n, kHalf, n, column, k, x_row, has_row, memory, thread_id, simdgroup);
+  threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, n, kHalf, n, column, k, rows, memory, thread_id, simdgroup);
   for (uint i = thread_id; i < ROWS * kHalf / kResults; i += kTileThreads) {
     const uint row = i / (kHalf / kResults), at = i % (kHalf / kResults) * kResults;
-    if (row >= rows) return;
+    if (row >= rows.rows) return;
     threadgroup const float* gate = results + row * kStride + at;
     threadgroup const float* up = gate + kHalf;
     float value[kResults];

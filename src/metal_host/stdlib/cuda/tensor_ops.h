@@ -15,7 +15,7 @@ template <class T, int M, int N, int Simdgroups> struct cooperative_tensor {
   // Tall parts where there are rows for two: operands are read least often when a part is about square.
   static constexpr int down = Simdgroups % 2 == 0 && M >= 32 ? 2 : 1, across = Simdgroups / down;
   static constexpr int rows = M / down, columns = N / across, pieces_down = rows / 16, pieces = columns / 8;
-  static_assert(pieces_down * 16 * down == M && pieces * 8 * across == N && pieces % 2 == 0, "matmul2d: parts are multiples of 16 x 16");
+  static_assert(pieces_down * 16 * down == M && pieces * 8 * across == N && (pieces & (pieces - 1)) == 0 && pieces > 1, "matmul2d: parts have 16, 32, 64 ... columns");
   float value[pieces_down * pieces * 4];
   LILY_INLINE constexpr ushort get_capacity() const { return pieces_down * pieces * 4; }
   LILY_INLINE float &operator[](ushort i) { return value[i]; }
@@ -23,16 +23,20 @@ template <class T, int M, int N, int Simdgroups> struct cooperative_tensor {
   static LILY_INLINE uint first_row() { return lily_simdgroup_index() / across * rows; }
   static LILY_INLINE uint first_column() { return lily_simdgroup_index() % across * columns; }
   template <class Extents> LILY_INLINE void store(tensor<float, Extents, tensor_inline> &target) const {
-    const uint lane = lily_lane();
-    float *to = target.data + (first_row() + lane / 4) * target.stride + first_column() + lane % 4 * 2;
+    const uint lane = lily_lane(), row = lane / 4, turn = row % pieces;
+    float *to = target.data + (first_row() + row) * target.stride + first_column() + lane % 4 * 2;
     LILY_UNROLL for (int i = 0; i < pieces_down; i++)
-      LILY_UNROLL for (int j = 0; j < pieces; j++)
-        LILY_UNROLL for (int part = 0; part < 2; part++) {
-          const float *from = value + (i * pieces + j) * 4 + part * 2;
-          lily_pair<float> pair;
-          pair.set(from[0], from[1]);
-          *(lily_pair<float> *)(to + (i * 16 + part * 8) * target.stride + j * 8) = pair;
+      LILY_UNROLL for (int part = 0; part < 2; part++) {
+        // Rows may lie in the same banks, so each begins at a piece of its own: their pieces turn round by the row's number.
+        lily_pair<float> pair[pieces], turned[pieces];
+        LILY_UNROLL for (int j = 0; j < pieces; j++) pair[j].set(value[(i * pieces + j) * 4 + part * 2], value[(i * pieces + j) * 4 + part * 2 + 1]);
+        LILY_UNROLL for (int step = 1; step < pieces; step *= 2) {
+          LILY_UNROLL for (int j = 0; j < pieces; j++) turned[j] = turn & step ? pair[(j + step) % pieces] : pair[j];
+          LILY_UNROLL for (int j = 0; j < pieces; j++) pair[j] = turned[j];
         }
+        LILY_UNROLL for (int j = 0; j < pieces; j++)
+          *(lily_pair<float> *)(to + (i * 16 + part * 8) * target.stride + (j + turn) % pieces * 8) = pair[j];
+      }
   }
 };
 }  // namespace metal

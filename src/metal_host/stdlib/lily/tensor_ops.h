@@ -18,34 +18,42 @@ typedef lily_float16 lily_packed_float16 __attribute__((aligned(4)));
     }
 LILY_INLINE void lily_transpose16(lily_words16 *row) { LILY_SWAP_STAGE(1) LILY_SWAP_STAGE(2) LILY_SWAP_STAGE(4) LILY_SWAP_STAGE(8) }
 
-// sum[column] += x . w[column] over a pair of neighbours in k: both halves of each word.
+// Pairs of neighbours in k, as lily_dot_pairs wants them: the instruction takes the upper half first, products are to be added in the
+// order of k. So a product has the same bytes as on simdgroup matrices.
+LILY_INLINE lily_words16 lily_pairs(lily_words16 w) {
+#if __AVX512BF16__
+  return w >> 16 | w << 16;
+#else
+  return w;
+#endif
+}
+// sum[column] += x . w[column] over a pair.
 LILY_INLINE lily_float16 lily_dot_pairs(lily_float16 sum, uint x, lily_words16 w) {
 #if __AVX512BF16__
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"((lily_words16)(x)));
   return sum;
 #else
   const lily_float16 low = __builtin_bit_cast(lily_float16, w << 16), high = __builtin_bit_cast(lily_float16, w & 0xffff0000u);
-  sum = low * as_type<float>(x << 16) + sum;
-  return high * as_type<float>(x & 0xffff0000u) + sum;
+  sum = __builtin_elementwise_fma((lily_float16)as_type<float>(x << 16), low, sum);
+  return __builtin_elementwise_fma((lily_float16)as_type<float>(x & 0xffff0000u), high, sum);
 #endif
 }
 
-// sum [M][16] += x [M, K] w [16, K]^T
-template <int M, int K, class X, class W>
-LILY_INLINE void lily_multiply_panel(lily_float16 *sum, X *x, ulong x_stride, W *w, ulong w_stride) {
+// sum [M][16] += x w [16, K]^T; x: pairs of all rows, [M][K / 2]
+template <int M, int K>
+LILY_INLINE void lily_multiply_panel(lily_float16 *sum, const uint *x, LILY_LOCAL const bfloat *w, ulong w_stride) {
   constexpr int kPairs = K / 2, kRows = 8;
   lily_words16 panel[kPairs];                                                              // [pair][column]
   for (int part = 0; part < kPairs; part += 16) {
-    LILY_UNROLL for (int i = 0; i < 16; i++) panel[part + i] = *(LILY_LOCAL const lily_packed_words16 *)(w + i * w_stride + part * 2);
+    LILY_UNROLL for (int i = 0; i < 16; i++) panel[part + i] = lily_pairs(*(LILY_LOCAL const lily_packed_words16 *)(w + i * w_stride + part * 2));
     lily_transpose16(panel + part);
   }
   for (int row = 0; row < M; row += kRows) {
     lily_float16 total[kRows];
     LILY_UNROLL for (int i = 0; i < kRows; i++) total[i] = sum[row + i];
-    X *from = x + row * x_stride;
+    const uint *from = x + row * kPairs;
     for (int pair = 0; pair < kPairs; pair++)
-      LILY_UNROLL for (int i = 0; i < kRows; i++)
-        total[i] = lily_dot_pairs(total[i], *(LILY_LOCAL const uint *)(from + i * x_stride + pair * 2), panel[pair]);
+      LILY_UNROLL for (int i = 0; i < kRows; i++) total[i] = lily_dot_pairs(total[i], from[i * kPairs + pair], panel[pair]);
     LILY_UNROLL for (int i = 0; i < kRows; i++) sum[row + i] = total[i];
   }
 }
@@ -91,9 +99,14 @@ template <long Descriptor, class Scope> struct matmul2d {
     if (lily_worker()->simdgroup_index >= Scope::count) lily_engine_table.fail((ulong) "matmul2d: the threadgroup has more simdgroups than the scope");
 #endif
     if (lily_lane() != 0) return;
+    constexpr int kParts = Shape::k / 32;
+    lily_words16 x[Shape::m * kParts];
+    for (int row = 0; row < Shape::m; row++)
+      LILY_UNROLL for (int i = 0; i < kParts; i++)
+        x[row * kParts + i] = lily_pairs(*(LILY_LOCAL const lily_packed_words16 *)(left.data + row * left.stride + i * 32));
     const ulong first = lily_worker()->simdgroup_index * Destination::panels * 16;
     for (int panel = 0; panel < Destination::panels; panel++)
-      lily_multiply_panel<Shape::m, Shape::k>((lily_float16 *)destination.part + panel * Shape::m, left.data, left.stride,
+      lily_multiply_panel<Shape::m, Shape::k>((lily_float16 *)destination.part + panel * Shape::m, (const uint *)x,
                                               right.data + (first + panel * 16) * right.stride, right.stride);
   }
 };
