@@ -121,10 +121,15 @@ def test_case_46_json_schema_through_the_clients(client, tiny):
 
 
 def test_penalties_and_bias_reach_the_model(client):
-    ask = {"model": "lily-tiny", "messages": FRANCE, "temperature": 0, "extra_body": {"enable_thinking": False}}
-    assert client.chat.completions.create(**ask, max_tokens=3, logit_bias={"77": 100}, logprobs=True).choices[0].logprobs.content[2].token
-    plain, penalised = (client.chat.completions.create(**ask, max_tokens=12, **more).choices[0].message.content for more in ({}, {"frequency_penalty": 2, "presence_penalty": 0}))
-    assert plain and penalised
+    ask = {"model": "lily-tiny", "messages": FRANCE, "temperature": 0, "max_tokens": 4, "logit_bias": {"77": 100}, "logprobs": True, "extra_body": {"enable_thinking": False}}
+
+    def tokens(**more):
+        return [entry.token for entry in client.chat.completions.create(**ask, **more).choices[0].logprobs.content]
+
+    forced = tokens()
+    assert len(set(forced)) == 1
+    penalised = tokens(frequency_penalty=100, presence_penalty=100)  # more than the bias gives
+    assert penalised[0] == forced[0] and forced[0] not in penalised[1:]
 
 
 def test_anthropic_message(tiny):
