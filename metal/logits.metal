@@ -4,9 +4,6 @@
 #include "sampler.h"
 
 constant constexpr uint kMaxSimdgroups = 16;
-constant constexpr uint kNone = 0xffffffffu;
-
-METAL_FUNC bool non_finite(float x) { return (as_type<uint>(x) & 0x7f800000u) == 0x7f800000u; }
 
 // Called before the choice of a token when a request has penalties, a bias or a grammar; a kernel of its own, so that other
 // requests do not pay for it. In place, one thread for eight ids. Counts are of generated tokens only (case 48): a step adds

@@ -10,9 +10,13 @@ constant constexpr uint kWeightOne = 1u << 26;
 constant constexpr uint kHalfBits = 13;        // weights are summed as two 13-bit halves: 2^18 of them fit 32 bits
 constant constexpr uint kHalfMask = (1u << kHalfBits) - 1;
 constant constexpr uint kBins = 256;
+constant constexpr uint kNone = 0xffffffffu;   // no token
 
 METAL_FUNC ulong joined(uint2 halves) { return (ulong(halves.x) << kHalfBits) + halves.y; }
 METAL_FUNC uint2 halves(uint weight) { return uint2(weight >> kHalfBits, weight & kHalfMask); }
+
+// By its bits: no comparison is to be trusted with such a value.
+METAL_FUNC bool non_finite(float x) { return (as_type<uint>(x) & 0x7f800000u) == 0x7f800000u; }
 
 // Unsigned order equals the order of floats; both zeros are one key.
 METAL_FUNC uint ordered_key(float x) {

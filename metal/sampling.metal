@@ -4,9 +4,6 @@
 #include "sampler.h"
 
 constant constexpr uint kMaxSimdgroups = 16;
-constant constexpr uint kNone = 0xffffffffu;
-
-METAL_FUNC bool non_finite(float x) { return (as_type<uint>(x) & 0x7f800000u) == 0x7f800000u; }
 
 // Eight logits, or those before `end`; the rest reads as the lowest float and must be left out by its id.
 METAL_FUNC void load_logits(device const float* logits, uint first, uint end, thread float* value) {

@@ -137,10 +137,9 @@ class Bench:
         sampling = SamplingParams(temperature=0.8)
         if extended:
             sampling = SamplingParams(temperature=0.8, repetition_penalty=1.1, logit_bias=((5, 2.0),), logprobs=True, top_logprobs=5)
-        s._write_sampling(sampling, extended)
+        s._choice.write(sampling, STOP_IDS, extended)
         if extended:
-            s._write_mask(EveryToken())  # type: ignore[arg-type]
-        s._state["stop_ids"].view()[: 4 * len(STOP_IDS)] = np.asarray(STOP_IDS, np.uint32).view(np.uint8)
+            s._choice.write_mask(EveryToken())  # type: ignore[arg-type]
         s.tokens = [1] * context
         ctx = self.engine.context(phase, rows, s.capacity, s.capacity, head_rows, options)
         self.engine.arena(ctx.arena_bytes())

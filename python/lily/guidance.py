@@ -75,7 +75,10 @@ def guided(tokenizer: Tokenizer, vocab_size: int, lark: str) -> GuidedGrammar:
         raise RequestError("structured output needs the `guidance` extra", where="response_format", fix='pip install "lily-metal[guidance]"') from error
     known = _tokenizers.get(tokenizer)
     if known is None:
-        known = _tokenizers[tokenizer] = LLTokenizer(tokenizer.spec, n_vocab=vocab_size, eos_token=sorted(tokenizer.eos_ids) or None)
+        try:
+            known = _tokenizers[tokenizer] = LLTokenizer(tokenizer.spec, n_vocab=vocab_size, eos_token=sorted(tokenizer.eos_ids) or None)
+        except Exception as error:  # llguidance raises plain ones for tokenizers that it cannot read
+            raise RequestError(f"structured output is not possible with this tokenizer ({error})", where="response_format") from error
     matcher = LLMatcher(known, LLMatcher.grammar_from_lark(lark), log_level=0)
     if matcher.is_error():
         raise _refusal(matcher.get_error())

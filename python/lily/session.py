@@ -15,10 +15,11 @@ import numpy as np
 
 from . import _native, policy
 from .checkpoint import bf16_to_f32
+from .choice_buffers import MAX_STOP_IDS, ChoiceBuffers
 from .engine import Engine
 from .errors import ContextLengthError, DeviceError, LilyError, RequestError
 from .kernel_args import constant, structs
-from .logprobs import StepLogprobs, read_ring, ring_bytes
+from .logprobs import StepLogprobs
 from .options import ExecutionOptions
 from .plans.context import session_state_bytes
 from .plans.decode import decode_plan
@@ -30,7 +31,6 @@ from .snapshot_store import RING
 from .steering import Steering
 from .turns import Marks
 
-MAX_STOP_IDS = 64
 CAPACITY_STEP = 256  # KV rows are added in such steps; a prompt of similar length reuses the recorded programs
 IN_FLIGHT = 2  # decode steps; the ring keeps the state before them intact
 
@@ -60,17 +60,13 @@ class Session:
         self._capacity = 0
         self._state: dict[str, Any] = {}
         self._programs: dict[tuple[Any, ...], Any] = {}
-        layout = structs()
-        self._step_layout = layout["StepState"]
-        for name, nbytes in (("step", layout["StepState"].size), ("sample_params", layout["SampleParams"].size), ("stop_ids", 4 * MAX_STOP_IDS)):
-            self._state[name] = engine.gpu.buffer(nbytes, name)
-            engine.gpu.write(self._state[name], np.zeros(self._state[name].nbytes, np.uint8))
+        self._step_layout = structs()["StepState"]
+        self._state["step"] = engine.gpu.buffer(self._step_layout.size, "step")
+        engine.gpu.write(self._state["step"], np.zeros(self._state["step"].nbytes, np.uint8))
         # The step state as the CPU reads it after a decode step, where it does not see the GPU's.
-        self._step_copy = None if engine.gpu.capabilities.unified_memory else engine.gpu.host_buffer(layout["StepState"].size, "step copy")
-        vocab = self.config.vocab_size  # what only some requests need: allocated by the first of them
-        self._extra = {"token_counts": 4 * vocab, "logit_bias": 4 * vocab, "token_mask": 4 * -(-vocab // 32), "logprobs": ring_bytes()}
-        sizes = {n: b.nbytes for n, b in self._state.items()} | self._extra
-        self._fixed = {n: Region(n, 0, nbytes) for n, nbytes in sizes.items()}
+        self._step_copy = None if engine.gpu.capabilities.unified_memory else engine.gpu.host_buffer(self._step_layout.size, "step copy")
+        self._choice = ChoiceBuffers(engine.gpu, self.config.vocab_size, self._state)
+        self._fixed = {n: Region(n, 0, nbytes) for n, nbytes in ({"step": self._step_layout.size} | self._choice.sizes).items()}
         engine.register(self)
 
     # -- state -----------------------------------------------------------------------------------------------------------
@@ -216,11 +212,10 @@ class Session:
         self._used = []
         try:
             adjusted = sampling.adjusts or (steering is not None and steering.masks)
-            self._write_sampling(sampling, adjusted)
-            self.engine.gpu.write(self._state["stop_ids"], np.asarray(stop_ids, np.uint32))
+            self._choice.write(sampling, stop_ids, adjusted)
             choice = {"sampled": not sampling.greedy or sampling.logprobs, "stop_count": len(stop_ids), "options": options, "adjusted": adjusted,
                       "logprobs": sampling.logprobs}
-            self._write_mask(steering)
+            self._choice.write_mask(steering)
             first = self._prefill(ids, progress, choice, cache, marks)
             yield from self._decode(first, max_tokens, choice, steering, len(ids) if sampling.penalised else None)
         except DeviceError:
@@ -230,36 +225,6 @@ class Session:
         finally:
             if cache is not None and len(self.tokens) > len(ids):
                 cache.insert(self)
-
-    def _write_sampling(self, sampling: SamplingParams, adjusted: bool) -> None:
-        """Parameters of a request, and the buffers that only some requests need."""
-        needed = [*(("token_counts", "logit_bias", "token_mask") if adjusted else ()), *(("logprobs",) if sampling.logprobs else ())]
-        for name in needed:
-            if name not in self._state:
-                self._state[name] = self.engine.gpu.buffer(self._extra[name], name)
-        self._params = np.frombuffer(sampling.pack(), np.uint32).copy()
-        self.engine.gpu.write(self._state["sample_params"], self._params)
-        if sampling.logit_bias:
-            self.engine.gpu.write(self._state["logit_bias"], sampling.bias_array(self.config.vocab_size))
-        if sampling.penalised:
-            self._write_counts([])
-
-    def _write_counts(self, tokens: Sequence[int]) -> None:
-        counts = np.bincount(np.asarray(tokens, np.int64), minlength=self.config.vocab_size)
-        self.engine.gpu.write(self._state["token_counts"], counts.astype(np.uint32))
-
-    def _write_mask(self, steering: Steering | None) -> bool:
-        """Whether the next choice is masked; says so to the kernel."""
-        if steering is None or not steering.masks:
-            return False
-        mask = np.zeros(self._extra["token_mask"] // 4, np.uint32)
-        masked = steering.fill(mask)
-        if masked:
-            self.engine.gpu.write(self._state["token_mask"], mask)
-        word, bit = structs()["SampleParams"].field("adjust").offset // 4, np.uint32(constant("LILY_ADJUST_MASK"))
-        self._params[word] = self._params[word] | bit if masked else self._params[word] & ~bit
-        self.engine.gpu.write(self._state["sample_params"], self._params)
-        return masked
 
     def _forget(self) -> None:
         """Drops the snapshots of a request that failed: what made it fail may be in them."""
@@ -348,8 +313,7 @@ class Session:
     def _sampled(self, token: int, flag: int, step: int, logprobs: bool) -> Sampled:
         if flag == constant("LILY_NONFINITE"):
             raise DeviceError("the logits are not finite (NaN or Inf)", fix="check the checkpoint; the session was dropped, other requests are not affected")
-        entry = read_ring(self.engine.gpu.read(self._state["logprobs"]), step) if logprobs else None
-        return Sampled(token, flag == constant("LILY_STOPPED"), entry)
+        return Sampled(token, flag == constant("LILY_STOPPED"), self._choice.logprobs(step) if logprobs else None)
 
     def _decode(self, first: Sampled, max_tokens: int, choice: dict[str, Any], steering: Steering | None, count_from: int | None) -> Iterator[Sampled]:
         """Delivers `first`, then decodes; a program serves one context range, the next range's is swapped in at a step.
@@ -371,9 +335,8 @@ class Session:
             if delivered >= max_tokens:
                 return
             if count_from is not None and (recount or len(put_in) > 1):
-                counted = [*self.tokens[count_from:], *put_in[:-1]]
-                self._write_counts(counted)
-            masked = self._write_mask(steering)
+                self._choice.write_counts([*self.tokens[count_from:], *put_in[:-1]])
+            masked = self._choice.write_mask(steering)
             if len(put_in) > 1:
                 current = self._put_in(put_in, delivered, choice)
                 delivered, recount = delivered + 1, False

@@ -44,7 +44,7 @@ def test_thinking(anthropic_client, fake):
     thinking = {"type": "enabled", "budget_tokens": 1024}
     whole = create(anthropic_client, max_tokens=2048, thinking=thinking)
     assert [(block.type, getattr(block, "thinking", getattr(block, "text", None))) for block in whole.content] == [("thinking", "Let me see."), ("text", "Yes.")]
-    assert fake.calls[0]["enable_thinking"] is True
+    assert fake.calls[0]["enable_thinking"] is True and fake.calls[0]["thinking_budget"] == 1024
     assert shape(final(anthropic_client, max_tokens=2048, thinking=thinking)) == shape(whole)
 
 
@@ -77,6 +77,11 @@ def test_forced_call(anthropic_client, fake):
         assert [block.input for block in whole.content] == [{"city": "Brno"}]
     create(anthropic_client, tools=[WEATHER], tool_choice={"type": "none"})
     assert fake.calls[-1]["tools"] is None
+    fake.script = lambda call: [CALL, CALL]
+    one = create(anthropic_client, tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [block.type for block in one.content] == ["tool_use"] and one.stop_reason == "tool_use"
+    create(anthropic_client, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}})
+    assert fake.calls[-1]["response_format"] == {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
 
 
 @pytest.mark.parametrize("wrong", [
@@ -84,7 +89,7 @@ def test_forced_call(anthropic_client, fake):
     {"messages": [{"role": "user", "content": 1}]}, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
     {"messages": [*USER, {"role": "assistant", "content": "The"}]}, {"tools": [{"name": "x"}]}, {"tools": [{"type": "web_search_20250305", "name": "x"}]},
     {"tools": 1}, {"tool_choice": {"type": "tool", "name": "x"}}, {"tool_choice": {"type": "sometimes"}}, {"tool_choice": "auto"},
-    {"thinking": {"type": "maybe"}}, {"system": 5}, {"stop_sequences": [1]}, {"max_tokens": 0}, {"max_tokens": 1.5}, {"stream": "yes"},
+    {"thinking": {"type": "maybe"}}, {"output_config": {"format": {"type": "xml"}}}, {"output_config": {"format": {"type": "json_schema"}}}, {"system": 5}, {"stop_sequences": [1]}, {"max_tokens": 0}, {"max_tokens": 1.5}, {"stream": "yes"},
     {"thinking": {"type": "enabled", "budget_tokens": 9}, "tools": [WEATHER], "tool_choice": {"type": "any"}},
 ])
 def test_error_shape(http, wrong):

@@ -29,6 +29,13 @@ def test_chat(openai_client, fake):
     assert {name: call[name] for name in ("temperature", "max_tokens", "top_p", "seed", "stop", "top_k", "min_p")} == {
         "temperature": 0, "max_tokens": 7, "top_p": 0.5, "seed": 3, "stop": ["x"], "top_k": 4, "min_p": 0.1}
     assert call["prompt"] == USER
+    create(openai_client, presence_penalty=0, frequency_penalty=0.5, logit_bias={"5": -3}, logprobs=True, top_logprobs=2, parallel_tool_calls=False,
+           response_format={"type": "json_object"}, extra_body={"repetition_penalty": 1.2, "thinking_budget": 7})
+    call = fake.calls[1]  # an explicit 0 too (case 48)
+    assert {name: call[name] for name in ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "parallel_tool_calls", "response_format",
+                                          "repetition_penalty", "thinking_budget")} == {
+        "presence_penalty": 0, "frequency_penalty": 0.5, "logit_bias": {"5": -3}, "logprobs": True, "top_logprobs": 2, "parallel_tool_calls": False,
+        "response_format": {"type": "json_object"}, "repetition_penalty": 1.2, "thinking_budget": 7}
 
 
 def test_chat_stream_equals_the_whole(openai_client):

@@ -72,6 +72,66 @@ def test_a_forced_function_is_called(client, goldens):
     assert [call.function.name for call in choice.message.tool_calls] == ["get_time"]
 
 
+def test_logprobs_streamed_and_whole(client):
+    ask = {"model": "lily-tiny", "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20, "temperature": 0,
+           "logprobs": True, "top_logprobs": 2, "extra_body": {"enable_thinking": False}}
+    choice = client.chat.completions.create(**ask).choices[0]
+    entries = choice.logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content == "The capital of France is Paris."
+    assert all(len(entry.top_logprobs) == 2 and entry.top_logprobs[0].token == entry.token and entry.logprob <= 0 for entry in entries)
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**ask, stream=True)]
+    assert [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content] == entries
+    assert client.chat.completions.create(**{**ask, "logprobs": False, "top_logprobs": None}).choices[0].logprobs is None
+
+
+def test_logprobs_of_completions(client):
+    ask = {"model": "lily-tiny", "prompt": "In the beginning God created the", "max_tokens": 5, "temperature": 0}
+    whole = client.completions.create(**ask, logprobs=3).choices[0]
+    form = whole.logprobs
+    assert "".join(form.tokens) == whole.text and len(form.token_logprobs) == len(form.text_offset) == 5
+    assert all(whole.text[at:].startswith(token) for at, token in zip(form.text_offset, form.tokens, strict=True))
+    assert all(len(top) == 3 and max(top.values()) == value for top, value in zip(form.top_logprobs, form.token_logprobs, strict=True))
+    chunks = [chunk.choices[0].logprobs for chunk in client.completions.create(**ask, logprobs=3, stream=True)]
+    assert [token for logprobs in chunks if logprobs for token in logprobs.tokens] == form.tokens
+    assert [at for logprobs in chunks if logprobs for at in logprobs.text_offset] == form.text_offset
+    assert client.completions.create(**ask, logprobs=0).choices[0].logprobs.top_logprobs is None
+
+
+CITY = {"type": "object", "properties": {"name": {"enum": ["Paris", "Rome"]}, "size": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["name", "size"],
+        "additionalProperties": False}
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_case_46_json_schema_through_the_clients(client, tiny):
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("llguidance")
+    ask = {"model": "lily-tiny", "messages": FRANCE, "max_tokens": 200, "temperature": 1, "seed": 3}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    message = client.chat.completions.create(**ask, response_format=form, extra_body={"thinking_budget": 6}).choices[0].message
+    jsonschema.validate(json.loads(message.content), CITY)
+    assert message.reasoning_content
+    with client.chat.completions.stream(**ask, response_format=form, extra_body={"thinking_budget": 6}) as stream:
+        assert stream.get_final_completion().choices[0].message.content == message.content
+    with pytest.raises(openai.BadRequestError, match="not supported"):
+        client.chat.completions.create(**ask, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}})
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=tiny, api_key="none", max_retries=0) as other:
+        answer = other.messages.create(model="lily-tiny", max_tokens=200, messages=FRANCE, output_config={"format": {"type": "json_schema", "schema": CITY}})
+        jsonschema.validate(json.loads(answer.content[0].text), CITY)
+
+
+def test_penalties_and_bias_reach_the_model(client):
+    ask = {"model": "lily-tiny", "messages": FRANCE, "temperature": 0, "max_tokens": 4, "logit_bias": {"77": 100}, "logprobs": True, "extra_body": {"enable_thinking": False}}
+
+    def tokens(**more):
+        return [entry.token for entry in client.chat.completions.create(**ask, **more).choices[0].logprobs.content]
+
+    forced = tokens()
+    assert len(set(forced)) == 1
+    penalised = tokens(frequency_penalty=100, presence_penalty=100)  # more than the bias gives
+    assert penalised[0] == forced[0] and forced[0] not in penalised[1:]
+
+
 def test_anthropic_message(tiny):
     anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(base_url=tiny, api_key="none", max_retries=0) as client:
