@@ -3,7 +3,7 @@
 #include "../framework/commands.h"
 #include "../framework/settings.h"
 #include "kernel.h"
-#include "queue.h"
+#include "stream_queue.h"
 
 namespace lily::cuda {
 namespace {
