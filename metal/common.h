@@ -16,6 +16,11 @@ typedef uint32_t uint;
 #define LILY_STOPPED 1u        // a stop id was sampled
 #define LILY_NONFINITE 2u      // NaN or Inf in the logits
 
+#define LILY_ADJUST_PENALTIES 1u  // SampleParams.adjust: what adjust_logits does
+#define LILY_ADJUST_BIAS 2u
+#define LILY_ADJUST_MASK 4u
+#define LILY_TOP_LOGPROBS 20   // the most alternatives that a request may ask for
+
 // Lives in one small GPU buffer; every step-varying value is here, so a recorded program never changes.
 struct StepState {
   uint position;               // tokens already in the state = position of row 0 of the current pass
@@ -33,6 +38,19 @@ struct SampleParams {          // one buffer per session, written before a gener
   float min_p;                 // 0 = off
   uint top_k;                  // 0 = off
   uint seed_lo, seed_hi;       // counter-based generator: key = seed, counter = StepState.step
+  float repetition_penalty;    // 1 = off
+  float presence_penalty;      // 0 = off
+  float frequency_penalty;     // 0 = off
+  uint adjust;                 // LILY_ADJUST_… bits
+  uint top_logprobs;
+};
+
+struct StepLogprobs {          // of one step; natural logarithms
+  uint token;
+  float value;                 // of the chosen token
+  uint count;                  // how many of the likeliest follow
+  uint ids[LILY_TOP_LOGPROBS];
+  float values[LILY_TOP_LOGPROBS];
 };
 
 struct EmbedArgs { uint rows, hidden, vocab; };
@@ -65,4 +83,5 @@ struct MoeDownArgs { uint slots, n, k, matrices; };
 struct GdnStepArgs { uint k_heads, v_heads, dk, dv, taps, b_offset, a_offset, conv_stride, state_stride; };  // strides: elements of a ring slot
 struct ScanNormArgs { uint k_heads, v_heads, dk, dv, ring_stride; float eps; };
 struct DequantiseArgs { uint rows, k; };                             // rows: of all experts together
+struct ProbeArgs { uint count; };                                     // 16-byte words, or rounds
 struct RouteSplitArgs { uint total, experts, tile, max_blocks, tail_tile, max_tail; };  // max_tail: at least min(experts, total)

@@ -96,15 +96,28 @@ struct GatedNorm {
   float eps;
   uint dv;
 
-  // A head is 2 or 4 neighbouring lanes' blocks: its sum of squares is a sum over a pair or a quad.
-  METAL_FUNC ActivationBlock load(uint block) const {
-    ActivationBlock x = load_activations(o + block * kBlock);
+  METAL_FUNC float square_of(thread const ActivationBlock& x) const {
     float part[kPartials] = {0.0f};
     for (uint step = 0; step < kBlock; step += kPartials)
       for (uint i = 0; i < kPartials; i++) part[i] = fma(x.value[step + i], x.value[step + i], part[i]);
-    float square = sum_partials(part);
-    square += simd_shuffle_xor(square, 1);
-    if (dv == 4 * kBlock) square += simd_shuffle_xor(square, 2);
+    return sum_partials(part);
+  }
+  // A head is 2 or 4 neighbouring blocks, of as many lanes: its sum of squares is a sum over a pair or a quad. A lane with more
+  // than one block sums the head's on its own.
+  METAL_FUNC ActivationBlock load(uint block) const {
+    ActivationBlock x = load_activations(o + block * kBlock);
+    float square = 0.0f;
+    if (lane_blocks() == 1) {
+      square = square_of(x);
+      square += simd_shuffle_xor(square, 1);
+      if (dv == 4 * kBlock) square += simd_shuffle_xor(square, 2);
+    } else {
+      const uint per_head = dv / kBlock, first = block - block % per_head;
+      for (uint i = 0; i < per_head; i++) {
+        const ActivationBlock other = load_activations(o + (first + i) * kBlock);
+        square += square_of(other);
+      }
+    }
     const float scale = precise::rsqrt(square / float(dv) + eps);
     device const bfloat* gate = z + block * kBlock;
     device const float* g = weight + block * kBlock % dv;

@@ -12,6 +12,9 @@ struct alignas(16) BfloatBlock {
   bfloat value[kBlock];
 };
 
+METAL_FUNC void store_block(device bfloat* out, thread const BfloatBlock& block) { *(device BfloatBlock*)out = block; }
+METAL_FUNC void store_block(threadgroup bfloat* out, thread const BfloatBlock& block) { *(threadgroup BfloatBlock*)out = block; }
+
 // 32 activations held in registers and used for several rows; their sum carries the bias term
 // (sum of (scale q + bias) x = scale (sum of q x) + bias (sum of x)).
 struct ActivationBlock {
@@ -41,22 +44,74 @@ METAL_FUNC void dot_block(thread const float* w, thread const ActivationBlock& x
     for (uint i = 0; i < kPartials; i++) part[i] = fma(w[step + i], x.value[step + i], part[i]);
 }
 
+// A block of packed weights on its way from memory.
+template <int BITS>
+struct QuantBlock {
+  uint4 packed[BITS / 4];
+  float scale, bias;
+};
+
+// Scales and biases (bits) of four neighbouring groups of a row, kept while a tile walks over them: a GPU's cache takes as long for one
+// 16-bit value of every row as for eight bytes.
+struct QuantScales {
+  uint2 scale, bias;
+};
+// Element `i` of four bf16.
+METAL_FUNC float pick_bfloat(uint2 four, uint i) {
+  const uint pair = i & 2 ? four.y : four.x;
+  return as_type<float>(i & 1 ? pair & 0xffff0000u : pair << 16);
+}
+
 // Rows of `blocks` blocks. Packing: value j of a row sits in word j / (32 / BITS), lowest bits first.
 template <int BITS, int GROUP>
 struct QuantMatrix {
+  using Block = QuantBlock<BITS>;
+  using Scales = QuantScales;
   device const uint4* words;
   device const bfloat* scales;
   device const bfloat* biases;
   uint blocks;                                     // per row
 
-  // The integers of block `block` of row `row`, as floats.
-  METAL_FUNC void unpack(uint row, uint block, thread float* q) const {
-    constexpr uint kPerWord = 32 / BITS, kLoads = BITS / 4, kMask = (1u << BITS) - 1;
-    device const uint4* source = words + (row * blocks + block) * kLoads;
-    for (uint load = 0; load < kLoads; load++) {
-      const uint4 packed = source[load];
+  METAL_FUNC Block load_packed(uint row, uint block) const {
+    Block loaded;
+    device const uint4* source = words + (row * blocks + block) * (BITS / 4);
+    #pragma unroll
+    for (uint i = 0; i < BITS / 4; i++) loaded.packed[i] = source[i];
+    return loaded;
+  }
+  METAL_FUNC Block load(uint row, uint block) const {
+    Block loaded = load_packed(row, block);
+    const uint group = group_of(row, block);
+    loaded.scale = float(scales[group]);
+    loaded.bias = float(biases[group]);
+    return loaded;
+  }
+  // The same for callers that take every second block of a row in turn and keep `near` between calls.
+  METAL_FUNC Block load(uint row, uint block, thread QuantScales& near) const {
+    constexpr uint kInGroup = GROUP / kBlock;
+    const uint groups = blocks / kInGroup;
+    if (groups % 4 != 0) return load(row, block);                  // rows do not start at 8-byte boundaries
+    Block loaded = load_packed(row, block);
+    const uint in_row = block / kInGroup;
+    if (block % (4 * kInGroup) < 2) {
+      const uint at = row * (groups / 4) + in_row / 4;
+      near.scale = ((device const uint2*)scales)[at];
+      near.bias = ((device const uint2*)biases)[at];
+    }
+    loaded.scale = pick_bfloat(near.scale, in_row % 4);
+    loaded.bias = pick_bfloat(near.bias, in_row % 4);
+    return loaded;
+  }
+  // The block's integers, as floats.
+  static METAL_FUNC void unpack(thread const Block& block, thread float* q) {
+    constexpr uint kPerWord = 32 / BITS, kMask = (1u << BITS) - 1;
+    #pragma unroll
+    for (uint load = 0; load < BITS / 4; load++) {
+      const uint4 packed = block.packed[load];
       const uint word[4] = {packed.x, packed.y, packed.z, packed.w};
+      #pragma unroll
       for (uint i = 0; i < 4; i++)
+        #pragma unroll
         for (uint j = 0; j < kPerWord; j++) q[(load * 4 + i) * kPerWord + j] = float((word[i] >> (BITS * j)) & kMask);
     }
   }
@@ -65,41 +120,49 @@ struct QuantMatrix {
   // sum[kPartials] += w . x in partial sums; rest += the bias term.
   METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     float q[kBlock];
-    unpack(row, block, q);
-    const uint group = group_of(row, block);
+    const Block packed = load(row, block);
+    unpack(packed, q);
     float part[kPartials];
     dot_block(q, x, part);
-    const float scale = float(scales[group]);
-    for (uint i = 0; i < kPartials; i++) sum[i] = fma(scale, part[i], sum[i]);
-    rest = fma(float(biases[group]), x.sum, rest);
+    for (uint i = 0; i < kPartials; i++) sum[i] = fma(packed.scale, part[i], sum[i]);
+    rest = fma(packed.bias, x.sum, rest);
   }
-  // The block's weights as bf16, for a matrix tile (P1) or an embedding row.
+  // The block's weights as bf16, for a matrix tile (P1) or an embedding row: four 16-byte stores.
+  template <typename Pointer>
+  METAL_FUNC void expand(Block block, Pointer out) const {
+    float q[kBlock];
+    unpack(block, q);
+    BfloatBlock expanded;
+    #pragma unroll
+    for (uint i = 0; i < kBlock; i++) expanded.value[i] = bfloat(fma(block.scale, q[i], block.bias));
+    store_block(out, expanded);
+  }
   template <typename Pointer>
   METAL_FUNC void expand(uint row, uint block, Pointer out) const {
-    float q[kBlock];
-    unpack(row, block, q);
-    const uint group = group_of(row, block);
-    const float scale = float(scales[group]), bias = float(biases[group]);
-    for (uint i = 0; i < kBlock; i++) out[i] = bfloat(fma(scale, q[i], bias));
+    const Block loaded = load(row, block);
+    expand(loaded, out);
   }
 };
 
 // The same interface over unquantised bf16 rows.
+struct NoScales {};
 struct DenseMatrix {
+  using Block = BfloatBlock;
+  using Scales = NoScales;
   device const bfloat* weights;
   uint blocks;
 
+  METAL_FUNC Block load(uint row, uint block) const { return ((device const BfloatBlock*)weights)[row * blocks + block]; }
+  METAL_FUNC Block load(uint row, uint block, thread NoScales&) const { return load(row, block); }
+
   METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float&) const {
     float w[kBlock];
-    const BfloatBlock stored = ((device const BfloatBlock*)weights)[row * blocks + block];
+    const Block stored = load(row, block);
     for (uint i = 0; i < kBlock; i++) w[i] = float(stored.value[i]);
     float part[kPartials];
     dot_block(w, x, part);
     for (uint i = 0; i < kPartials; i++) sum[i] += part[i];
   }
   template <typename Pointer>
-  METAL_FUNC void expand(uint row, uint block, Pointer out) const {
-    const BfloatBlock stored = ((device const BfloatBlock*)weights)[row * blocks + block];
-    for (uint i = 0; i < kBlock; i++) out[i] = stored.value[i];
-  }
+  METAL_FUNC void expand(Block block, Pointer out) const { store_block(out, block); }
 };

@@ -1,119 +1,145 @@
-// The matrix tile every GEMM is built from: Y[m, n] += X[m, k] W[n, k]^T with bf16 operands in threadgroup memory
-// and f32 accumulators in registers, on simdgroup matrices (P1, P3). Nothing outside this file names the unit used.
+// The matrix tile every GEMM is built from: Y[m, n] = X[m, k] W[n, k]^T with bf16 operands in threadgroup memory and f32
+// accumulators in registers (P1, P3). This file moves operands and results; the product is the work of a unit:
+// SimdgroupUnit (tile_simdgroup.h) or, behind a capability, TensorUnit (tile_tensor.h, P6).
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
 
-constant constexpr uint kTileColumns = 64;     // outputs per tile; grid.x = ceil(n / kTileColumns)
 constant constexpr uint kTileDepth = 64;       // k per step; every row length is a multiple of it
 constant constexpr uint kTileThreads = 128;    // four simdgroups
 constant constexpr uint kOperandStride = kTileDepth + 8;   // 16 bytes of padding spread a column over the banks
-constant constexpr uint kResultStride = kTileColumns + 4;
+constant constexpr uint kTileMemory = 32768;   // threadgroup memory of every Apple GPU, in bytes
+constant constexpr uint kResults = 8;          // that a thread writes at a time: one 16-byte store of bf16
 
-// One simdgroup's share: all ROWS rows of 16 columns, so that each piece of W is loaded by one simdgroup only.
-template <uint ROWS>
-struct TileAccumulator {
-  simdgroup_matrix<float, 8, 8> sum[ROWS / 8][2];
+// Outputs of a tile of `rows` rows; grid.x = ceil(n / tile_columns). Tiles of 16 and 32 rows are Apple's (20 KB, several a core);
+// the larger one reuses each operand twice as often and is for GPUs with more matrix rate per byte (policy.py, Tuning).
+constexpr uint tile_columns(uint rows) { return rows > 32 ? 128 : 64; }
+// Row stride of the results: padded where the padding fits.
+constexpr uint result_stride(uint rows, uint columns) { return rows * (columns + 4) * 4 > kTileMemory ? columns : columns + 4; }
+// Threadgroup memory of a tile, in float4s; operands and results share it: the result is written after the last multiply.
+constexpr uint tile_memory(uint rows) {
+  const uint columns = tile_columns(rows), operands = (rows + columns) * kOperandStride * 2, results = rows * result_stride(rows, columns) * 4;
+  return (operands > results ? operands : results) / 16;
+}
 
-  METAL_FUNC void clear() {
-    for (uint i = 0; i < ROWS / 8; i++)
-      for (uint j = 0; j < 2; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
-  // x: ROWS rows of kOperandStride; w: this simdgroup's 16 rows of kOperandStride. The caller has put a barrier before.
-  METAL_FUNC void multiply(threadgroup const bfloat* x, threadgroup const bfloat* w) {
-    for (uint k = 0; k < kTileDepth; k += 8) {
-      simdgroup_matrix<bfloat, 8, 8> right[2];
-      for (uint j = 0; j < 2; j++) simdgroup_load(right[j], w + j * 8 * kOperandStride + k, kOperandStride, ulong2(0), true);
-      for (uint i = 0; i < ROWS / 8; i++) {
-        simdgroup_matrix<bfloat, 8, 8> left;
-        simdgroup_load(left, x + i * 8 * kOperandStride + k, kOperandStride);
-        for (uint j = 0; j < 2; j++) simdgroup_multiply_accumulate(sum[i][j], left, right[j], sum[i][j]);
-      }
-    }
-  }
-  // To ROWS rows of kResultStride at this simdgroup's 16 columns; a barrier before other threads read.
-  METAL_FUNC void store(threadgroup float* result) {
-    for (uint i = 0; i < ROWS / 8; i++)
-      for (uint j = 0; j < 2; j++) simdgroup_store(sum[i][j], result + i * 8 * kResultStride + j * 8, kResultStride);
+// Rows of x behind a tile's rows: first, first + 1 ... or, gathered, what sorted_rows holds there divided by gather_slots.
+struct TileRows {
+  device const bfloat* x;
+  uint ldx, first, rows;                                   // rows: that the tile has; those of padding repeat the last and are never stored
+  device const uint* sorted_rows;
+  uint gather_slots;                                       // 0: not gathered
+
+  METAL_FUNC device const bfloat* row(uint i) const {
+    uint at = first + min(i, rows - 1);
+    if (gather_slots) at = sorted_rows[at] / gather_slots;
+    return x + ulong(at) * ldx;
   }
 };
 
-// Threadgroup memory of a tile, in float4s; operands and result share it: the result is written after the last multiply.
-constexpr uint tile_memory(uint rows) {
-  return ((rows + kTileColumns) * kOperandStride * 2 > rows * kResultStride * 4 ? (rows + kTileColumns) * kOperandStride * 2 : rows * kResultStride * 4) / 16;
-}
-
-// Which row of the tile a thread moves, and its place among the threads of that row.
-template <uint ROWS>
-METAL_FUNC uint tile_row(uint thread_id) { return thread_id / (kTileThreads / ROWS); }
-template <uint ROWS>
-METAL_FUNC uint tile_part(uint thread_id) { return thread_id % (kTileThreads / ROWS); }
-// Which of the tile's 64 weight rows a thread expands, half a step's depth each.
-METAL_FUNC uint tile_weight_row(uint thread_id) { return thread_id / 2; }
-
-// One ROWS x 64 tile of Y by kTileThreads threads (P1): each step expands a 64 x 64 piece of packed weights into
-// threadgroup memory as bf16, just before it is multiplied; the expanded matrix never exists anywhere else.
-// weight_row is the matrix row behind this thread's tile_weight_row. x_row is the row that this thread moves (tile_row<ROWS>),
-// has_row whether the tile has it: rows of padding are zero as operands. Returns the results, ROWS rows of kResultStride.
+// What one thread moves in a step: 16 bytes of rows thread_id / 8 + 16 i of x, and half a step's depth of weight rows
+// thread_id / 2 + 64 i. `fetch` reads device memory into registers, `place` puts them into threadgroup memory, weights expanded to
+// bf16 on the way (P1): the expanded matrix never exists anywhere else.
 template <uint ROWS, typename Matrix>
-METAL_FUNC threadgroup const float* compute_tile(thread const Matrix& matrix, uint weight_row, uint k, device const bfloat* x_row, bool has_row,
-                                                 threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kVectors = kTileDepth / 8 / (kTileThreads / ROWS);   // 16-byte pieces of x per thread and step
+struct TileOperands {
+  Matrix matrix;
+  device const bfloat* x_row[ROWS / 16];
+  uint weight_row[tile_columns(ROWS) / 64];
+  uint block;                                              // which half
+  threadgroup bfloat* x_to;
+  threadgroup bfloat* w_to;
+  uint4 x[ROWS / 16];
+  typename Matrix::Block w[tile_columns(ROWS) / 64];
+  typename Matrix::Scales scales[tile_columns(ROWS) / 64];
+
+  METAL_FUNC void fetch(uint depth) {
+    #pragma unroll
+    for (uint i = 0; i < ROWS / 16; i++) x[i] = *(device const uint4*)(x_row[i] + depth);
+    #pragma unroll
+    for (uint i = 0; i < tile_columns(ROWS) / 64; i++) {
+      typename Matrix::Scales near = scales[i];
+      w[i] = matrix.load(weight_row[i], depth / 32 + block, near);
+      scales[i] = near;
+    }
+  }
+  METAL_FUNC void place() const {
+    #pragma unroll
+    for (uint i = 0; i < ROWS / 16; i++) *(threadgroup uint4*)(x_to + i * 16 * kOperandStride) = x[i];
+    #pragma unroll
+    for (uint i = 0; i < tile_columns(ROWS) / 64; i++) matrix.expand(w[i], w_to + i * 64 * kOperandStride);
+  }
+};
+
+// One tile of Y by kTileThreads threads. Weight row i of the tile is matrix row first + (i < half ? 0 : second) + min(column + i % half, n - 1):
+// columns past the end repeat the last and are not stored. Returns the results, ROWS rows of result_stride.
+template <typename Unit, uint ROWS, typename Matrix>
+METAL_FUNC threadgroup const float* compute_tile(thread const Matrix& matrix, uint first, uint second, uint half_tile, uint n, uint column, uint k,
+                                                 thread const TileRows& rows, threadgroup float4* memory, uint thread_id, uint simdgroup) {
   threadgroup bfloat* x_tile = (threadgroup bfloat*)memory;
   threadgroup bfloat* w_tile = x_tile + ROWS * kOperandStride;
-  const uint part = tile_part<ROWS>(thread_id), w_block = thread_id % 2;
-  threadgroup uint4* x_to = (threadgroup uint4*)(x_tile + tile_row<ROWS>(thread_id) * kOperandStride) + part * kVectors;
-  threadgroup bfloat* w_to = w_tile + tile_weight_row(thread_id) * kOperandStride + w_block * 32;
-
-  if (!has_row)
-    for (uint i = 0; i < kVectors; i++) x_to[i] = uint4(0);
-  TileAccumulator<ROWS> accumulator;
-  accumulator.clear();
-  for (uint depth = 0; depth < k; depth += kTileDepth) {
-    if (has_row) {
-      device const uint4* x_from = (device const uint4*)(x_row + depth) + part * kVectors;
-      for (uint i = 0; i < kVectors; i++) x_to[i] = x_from[i];
-    }
-    matrix.expand(weight_row, depth / 32 + w_block, w_to);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    accumulator.multiply(x_tile, w_tile + simdgroup * 16 * kOperandStride);
-    threadgroup_barrier(mem_flags::mem_threadgroup);              // operands are used up
+  TileOperands<ROWS, Matrix> operands;
+  operands.matrix = matrix;
+  #pragma unroll
+  for (uint i = 0; i < ROWS / 16; i++) operands.x_row[i] = rows.row(thread_id / 8 + 16 * i) + thread_id % 8 * 8;
+  #pragma unroll
+  for (uint i = 0; i < tile_columns(ROWS) / 64; i++) {
+    const uint row = thread_id / 2 + 64 * i;
+    operands.weight_row[i] = first + (row < half_tile ? 0 : second) + min(column + row % half_tile, n - 1);
   }
+  operands.block = thread_id % 2;
+  operands.x_to = x_tile + thread_id / 8 * kOperandStride + thread_id % 8 * 8;
+  operands.w_to = w_tile + thread_id / 2 * kOperandStride + operands.block * 32;
   threadgroup float* results = (threadgroup float*)memory;
-  accumulator.store(results + simdgroup * 16);
+  Unit::template product<ROWS>(operands, k, x_tile, w_tile, results, simdgroup);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   return results;
 }
 
-// The tile at `column` of a matrix whose rows are first .. first + n, written to y_row; padding is never written.
-template <uint ROWS, typename Matrix, typename Out>
-METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, device Out* y_row, bool has_row,
-                              threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kResults = kTileColumns / (kTileThreads / ROWS);
-  const uint weight_row = first + min(column + tile_weight_row(thread_id), n - 1);   // columns past the end repeat the last, unstored
-  threadgroup const float* results = compute_tile<ROWS>(matrix, weight_row, k, x_row, has_row, memory, thread_id, simdgroup);
-  if (!has_row) return;
-  const uint part = tile_part<ROWS>(thread_id);
-  threadgroup const float* result = results + tile_row<ROWS>(thread_id) * kResultStride + part * kResults;
-  const uint left = min(kResults, n - min(n, column + part * kResults));
-  for (uint i = 0; i < left; i++) y_row[column + part * kResults + i] = Out(result[i]);
+template <typename Out>
+struct alignas(16) ResultChunk {
+  Out value[kResults];
+};
+
+// Columns column .. column + 8 of a row, as far as the row has them. Rows whose stride is a multiple of 8 elements are aligned to 16 bytes.
+template <typename Out>
+METAL_FUNC void store_results(device Out* y_row, uint ldy, uint n, uint column, thread const float* value) {
+  if (ldy % kResults == 0 && column + kResults <= n) {
+    ResultChunk<Out> chunk;
+    for (uint i = 0; i < kResults; i++) chunk.value[i] = Out(value[i]);
+    *(device ResultChunk<Out>*)(y_row + column) = chunk;
+  } else {
+    for (uint i = 0; i < min(kResults, n - min(n, column)); i++) y_row[column + i] = Out(value[i]);
+  }
 }
 
-// Gate and up projections with the gated activation: the matrix holds n gate rows, then n up rows; a tile computes the 32 of either
-// at `column`, so that their products meet in it. y = silu(gate) * up, 32 columns a tile.
-constant constexpr uint kGatedColumns = kTileColumns / 2;
+// The tile at `column` of a matrix whose rows are first .. first + n, written to as many rows of y as the tile has; padding is never written.
+template <typename Unit, uint ROWS, typename Matrix, typename Out>
+METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, thread const TileRows& rows,
+                              device Out* y, uint ldy, threadgroup float4* memory, uint thread_id, uint simdgroup) {
+  constexpr uint kColumns = tile_columns(ROWS), kStride = result_stride(ROWS, kColumns);
+  threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, 0, kColumns, n, column, k, rows, memory, thread_id, simdgroup);
+  for (uint i = thread_id; i < ROWS * kColumns / kResults; i += kTileThreads) {
+    const uint row = i / (kColumns / kResults), at = i % (kColumns / kResults) * kResults;
+    if (row >= rows.rows) return;
+    float value[kResults];
+    for (uint j = 0; j < kResults; j++) value[j] = results[row * kStride + at + j];
+    store_results(y + ulong(row) * ldy, ldy, n, column + at, value);
+  }
+}
 
-template <uint ROWS, typename Matrix, typename Out>
-METAL_FUNC void gated_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, device const bfloat* x_row, device Out* y_row, bool has_row,
-                           threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kResults = kGatedColumns / (kTileThreads / ROWS);
-  const uint w_row = tile_weight_row(thread_id);
-  const uint weight_row = first + (w_row < kGatedColumns ? 0 : n) + min(column + w_row % kGatedColumns, n - 1);
-  threadgroup const float* results = compute_tile<ROWS>(matrix, weight_row, k, x_row, has_row, memory, thread_id, simdgroup);
-  if (!has_row) return;
-  const uint part = tile_part<ROWS>(thread_id);
-  threadgroup const float* gate = results + tile_row<ROWS>(thread_id) * kResultStride + part * kResults;
-  threadgroup const float* up = gate + kGatedColumns;
-  const uint left = min(kResults, n - min(n, column + part * kResults));
-  for (uint i = 0; i < left; i++) y_row[column + part * kResults + i] = Out(gate[i] / (1.0f + exp(-gate[i])) * up[i]);
+// Gate and up projections with the gated activation: the matrix holds n gate rows, then n up rows; a tile computes half its columns
+// of either at `column`, so that their products meet in it. y = silu(gate) * up, tile_columns / 2 columns a tile.
+template <typename Unit, uint ROWS, typename Matrix, typename Out>
+METAL_FUNC void gated_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, thread const TileRows& rows,
+                           device Out* y, uint ldy, threadgroup float4* memory, uint thread_id, uint simdgroup) {
+  constexpr uint kHalf = tile_columns(ROWS) / 2, kStride = result_stride(ROWS, tile_columns(ROWS));
+  threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, n, kHalf, n, column, k, rows, memory, thread_id, simdgroup);
+  for (uint i = thread_id; i < ROWS * kHalf / kResults; i += kTileThreads) {
+    const uint row = i / (kHalf / kResults), at = i % (kHalf / kResults) * kResults;
+    if (row >= rows.rows) return;
+    threadgroup const float* gate = results + row * kStride + at;
+    threadgroup const float* up = gate + kHalf;
+    float value[kResults];
+    for (uint j = 0; j < kResults; j++) value[j] = gate[j] / (1.0f + exp(-gate[j])) * up[j];
+    store_results(y + ulong(row) * ldy, ldy, n, column + at, value);
+  }
 }

@@ -19,7 +19,6 @@ import lily
 from lily import _native
 from lily.engine import buffer_map
 from lily.errors import DeviceError
-from lily.kernel_args import structs
 from lily.options import ExecutionOptions
 from lily.plans.decode import decode_plan
 from lily.plans.prefill import prefill_plan
@@ -104,6 +103,16 @@ def without_barrier(plan: Sequence[Dispatch], level: int) -> list[Dispatch]:
     return [replace(d, level=d.level - 1) if d.level > level else d for d in plan]
 
 
+class EveryToken:
+    """A steering that masks nothing away."""
+
+    masks = True
+
+    def fill(self, mask: np.ndarray) -> bool:
+        mask[:] = 0xFFFFFFFF
+        return True
+
+
 class Bench:
     """A session on a model, and the plans to run on it."""
 
@@ -117,27 +126,32 @@ class Bench:
         session = Session(self.engine)
         return [s.token for s in session.generate(self.ids[:rows], SamplingParams(), 5, STOP_IDS, options)]
 
-    def plan(self, phase: str, rows: int, context: int, head_rows: int, sampled: bool, options: ExecutionOptions) -> list[Dispatch]:
+    def plan(self, phase: str, rows: int, context: int, head_rows: int, sampled: bool, options: ExecutionOptions, extended: bool = False) -> list[Dispatch]:
         """A plan for a state of `context` tokens, which is all zeros: what it holds does not matter here."""
         s = self.session
-        s._ensure_capacity(context + rows)
+        s.ensure_capacity(context + rows)
         s.reset()
         for name, buffer in s._state.items():
             if name.startswith("kv_"):
                 buffer.fill(0)
-        s._state["sample_params"].view()[: structs()["SampleParams"].size] = np.frombuffer(SamplingParams(temperature=0.8).pack(), np.uint8)
+        sampling = SamplingParams(temperature=0.8)
+        if extended:
+            sampling = SamplingParams(temperature=0.8, repetition_penalty=1.1, logit_bias=((5, 2.0),), logprobs=True, top_logprobs=5)
+        s._write_sampling(sampling, extended)
+        if extended:
+            s._write_mask(EveryToken())  # type: ignore[arg-type]
         s._state["stop_ids"].view()[: 4 * len(STOP_IDS)] = np.asarray(STOP_IDS, np.uint32).view(np.uint8)
         s.tokens = [1] * context
         ctx = self.engine.context(phase, rows, s.capacity, s.capacity, head_rows, options)
         self.engine.arena(ctx.arena_bytes())
         if phase == "decode":
-            return decode_plan(ctx, s._fixed, sampled=sampled, stop_count=len(STOP_IDS))
+            return decode_plan(ctx, s._fixed, sampled=sampled, stop_count=len(STOP_IDS), adjusted=extended, logprobs=extended)
         region = ctx.arena()["ids"]
         self.engine.buffers["arena"].view()[region.offset : region.offset + 4 * rows] = np.asarray(self.ids[:rows], np.uint32).view(np.uint8)
-        return prefill_plan(ctx, s._fixed, choose=head_rows == 1, sampled=sampled, stop_count=len(STOP_IDS))
+        return prefill_plan(ctx, s._fixed, choose=head_rows == 1, sampled=sampled, stop_count=len(STOP_IDS), adjusted=extended, logprobs=extended)
 
     def run(self, plan: Sequence[Dispatch]) -> list[Access]:
-        self.session._write_step(token=7)
+        self.session.place_step(token=7)
         recorded()
         self.engine.gpu.record(plan, buffer_map(self.engine, self.session._state)).run(WHOLE)
         return recorded()
@@ -158,13 +172,13 @@ class Bench:
 
     def scenario(
         self, phase: str, rows: int = 1, options: dict[str, bool] | None = None, context: int = 9, head_rows: int = 1, sampled: bool = False,
-        mutate: Any = None, generate: bool = False,
+        mutate: Any = None, generate: bool = False, extended: bool = False,
     ) -> dict[str, Any]:
-        """`mutate`: "all", or the barriers to remove, by number. `generate`: a whole generation instead of one plan."""
+        """`extended`: with penalties, bias, mask and logprobs. `mutate`: "all", or the barriers to remove, by number. `generate`: a whole generation instead of one plan."""
         chosen = ExecutionOptions(**(options or {}))
         if generate:
             return {"tokens": self.generate(rows, chosen), "accesses": len(recorded())}
-        plan = self.plan(phase, rows, context, head_rows, sampled, chosen)
+        plan = self.plan(phase, rows, context, head_rows, sampled, chosen, extended)
         accesses = self.run(plan)
         result: dict[str, Any] = {"dispatches": len(plan), "barriers": plan[-1].level, "accesses": len(accesses),
                                   "undeclared": undeclared(plan, accesses), "needless": needless(plan, accesses), "unused": unused(plan, accesses)}

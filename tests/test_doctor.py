@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from lily import doctor, selftest
+from lily import gpu as gpu_module
+from lily.gpu import Gpu
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +63,33 @@ def test_the_command_succeeds_and_saves_its_json(tmp_path: Any) -> None:
     result = subprocess.run([sys.executable, "-m", "lily", "doctor", "--save", str(out)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads(out.read_text())["problems"] == [] and len(result.stdout.splitlines()) < 40
+
+
+def test_tensor_operations_that_disagree_are_off_and_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6: a wrong result on the new unit leaves the simdgroup matrices in use, and the doctor says so."""
+    right = selftest._grouped_product
+
+    def wrong(gpu: Any, rng: Any, family: str, tile: int) -> Any:
+        out = right(gpu, rng, family, tile)
+        return out * 1.02 if family.endswith("_tensor") else out
+
+    monkeypatch.setattr(selftest, "_grouped_product", wrong)
+    for name in ("_libraries", "_pipelines"):
+        monkeypatch.setattr(doctor, name, lambda gpu, report: None)
+    monkeypatch.setattr(doctor, "_goldens", lambda report, device: None)
+    assert not Gpu().capabilities.tensor_ops
+    report = doctor.run()
+    assert report.path.startswith("simdgroup matrices (tensor operations disagree")
+    assert any("grouped_gemm_tensor_m16 by 2.0e-02, grouped_gemm_tensor_m32 by" in p for p in report.problems)
+
+
+def test_tensor_operations_that_do_not_compile_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = gpu_module.kernel_source
+    monkeypatch.setattr(gpu_module, "kernel_source", lambda family: "#include <nothing>\n" if family == "gemm_tensor" else real(family))
+    gpu = Gpu()
+    assert not gpu.capabilities.tensor_ops and gpu.tensor_problem.startswith("tensor operations failed: ")
+
+
+def test_tensor_operations_are_in_use_where_they_pass() -> None:
+    gpu = Gpu()
+    assert gpu.capabilities.tensor_ops is bool(gpu.info["tensor_ops"])

@@ -38,6 +38,8 @@ MORE: dict[str, Scenario] = {
     "prefill, no head": {"phase": "prefill", "rows": 12, "head_rows": 0},
     "prefill, sampled": {"phase": "prefill", "rows": 5, "sampled": True},
     "decode, sampled": {"phase": "decode", "sampled": True},
+    "decode, sampled, adjusted, with logprobs": {"phase": "decode", "sampled": True, "extended": True},
+    "prefill, sampled, adjusted, with logprobs": {"phase": "prefill", "rows": 5, "sampled": True, "extended": True},
     "decode, strided and unpacked": {"phase": "decode", "context": 600, "options": {"coalesced_kv": False, "gqa_packing": False}},
     "decode, 5,000 keys": {"phase": "decode", "context": 5000},
     "decode, 33,000 keys": {"phase": "decode", "context": 33000},

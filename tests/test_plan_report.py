@@ -63,12 +63,14 @@ def test_fixed_blocks_begin_at_32k() -> None:
 
 def test_the_prefill_switches_choose_their_kernels() -> None:
     base = report("prefill", chunk=2048)
-    assert {"gdn_chunk_d128", "grouped_gemm_silu_bf16_b4_g64_m32", "grouped_gemm_silu_bf16_b4_g64_m16", "route_plan_split"} <= kernels(base)
+    assert {"gdn_chunk_d128", "grouped_gemm_tensor_silu_bf16_b4_g64_m32", "grouped_gemm_tensor_silu_bf16_b4_g64_m16", "route_plan_split"} <= kernels(base)
+    simdgroup = kernels(report("prefill", chunk=2048, tensor_ops=False))
+    assert {"grouped_gemm_silu_bf16_b4_g64_m32", "gemm_bf16_b4_g64_m32"} <= simdgroup and not any("tensor" in k for k in simdgroup)
     assert "gdn_scan_d128" in kernels(report("prefill", chunk=2048, chunked_gdn=False))
     assert "gdn_scan_blockwise_d128" in kernels(report("prefill", chunk=2048, register_scan=False))
-    assert not any("_m32" in k for k in kernels(report("prefill", chunk=2048, tile_by_load=False)))
+    assert not any(k.startswith("grouped") and "_m16" not in k for k in kernels(report("prefill", chunk=2048, tile_by_load=False)))
     expanded = report("prefill", chunk=2048, fused_dequant=False)
-    assert {"dequantise_b4_g64", "gemm_bf16_w16"} <= kernels(expanded)
+    assert {"dequantise_b4_g64", "gemm_tensor_bf16_w16_m32"} <= kernels(expanded)
     assert expanded.totals()["arena_bytes"] > base.totals()["arena_bytes"] + (1 << 30)
 
 

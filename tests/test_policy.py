@@ -85,3 +85,32 @@ def test_chunks_with_logits_are_bounded_by_bytes() -> None:
 ])
 def test_snapshot_positions(start: int, length: int, message: int, turn: int, known: int, expected: list[int]) -> None:
     assert policy.snapshot_positions(start, length, message, turn, known) == expected
+
+
+M5, M1 = policy.Capabilities(tensor_ops=True), policy.Capabilities()
+WIDE = policy.Capabilities(tuning=policy.Tuning(tile_rows=64), tensor_ops=True)
+
+
+@pytest.mark.parametrize("enabled,device,family", [(True, M5, "gemm_tensor"), (True, M1, "gemm"), (False, M5, "gemm"), (False, M1, "gemm")])
+def test_tensor_operations_need_the_switch_and_the_capability(enabled: bool, device: policy.Capabilities, family: str) -> None:
+    assert policy.matrix_family("gemm", enabled, device) == family
+
+
+@pytest.mark.parametrize("enabled,device,rows", [(True, WIDE, 64), (False, WIDE, 32), (True, M5, 32), (True, policy.Capabilities(tuning=WIDE.tuning), 32)])
+def test_large_tiles_come_from_the_tuning_of_devices_with_tensor_operations(enabled: bool, device: policy.Capabilities, rows: int) -> None:
+    assert policy.largest_tile(enabled, device) == rows
+
+
+@pytest.mark.parametrize("rows,expected", [(383, 16), (384, 32), (1279, 32), (1280, 64), (4096, 64)])
+def test_the_tile_of_a_device_with_large_ones(rows: int, expected: int) -> None:
+    assert policy.expert_tile(rows, 8, 256, True, 64) == expected
+    assert policy.expert_tile(rows, 8, 256, False, 64) == 16
+
+
+@pytest.mark.parametrize("rows,largest,expected", [(1, 64, 32), (32, 64, 32), (33, 64, 64), (4096, 64, 64), (4096, 32, 32)])
+def test_the_tile_of_a_dense_product(rows: int, largest: int, expected: int) -> None:
+    assert policy.gemm_tile(rows, largest) == expected
+
+
+def test_apples_row_keeps_tiles_of_32_rows() -> None:
+    assert policy.APPLE.tile_rows == 32

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import session_file
 from .errors import RequestError
 from .generation import Request
-from .reply import Piece, Reply, Usage, joined, with_calls
+from .reply import Piece, Reply, joined
 from .session import Session
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ChatSession:
 
         Keywords as `Model.generate`. A turn that fails leaves the history as it was.
         """
-        return with_calls(joined(self.stream(content, **keywords)), keywords.get("tools"))
+        return joined(self.stream(content, **keywords))
 
     def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
         """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
@@ -44,14 +44,15 @@ class ChatSession:
             raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
         added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         request, progress = self._model._request([*self.messages, *added], **keywords)
-        return self._turn(added, request, progress, keywords.get("tools"))
+        return self._turn(added, request, progress)
 
-    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None, tools: Any) -> Iterator[Piece]:
-        text, reasoning, reason, failed = "", "", None, False
+    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None) -> Iterator[Piece]:
+        text, reasoning, failed = "", "", False
+        calls: list[dict[str, Any]] = []
         try:
             for piece in self._model._stream(self._session, request, progress):
                 text, reasoning = text + piece.text, reasoning + piece.reasoning
-                reason = piece.finish_reason
+                calls += piece.finished_calls
                 yield piece
         except Exception:
             failed = True
@@ -59,12 +60,11 @@ class ChatSession:
         finally:
             if not failed:
                 # Calls are kept as calls: as text, their tags would be a user's words and not what the model wrote.
-                reply = with_calls(Reply(text, reasoning, reason or "length", Usage(0, 0)), tools)
-                answer: dict[str, Any] = {"role": "assistant", "content": reply.text}
+                answer: dict[str, Any] = {"role": "assistant", "content": text}
                 if reasoning:
                     answer["reasoning_content"] = reasoning
-                if reply.tool_calls:
-                    answer["tool_calls"] = list(reply.tool_calls)
+                if calls:
+                    answer["tool_calls"] = calls
                 self.messages += [*added, answer]
 
     def save(self, path: str | Path) -> None:

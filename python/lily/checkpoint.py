@@ -38,7 +38,7 @@ class Checkpoint:
     def __init__(self, folder: Path, config: ModelConfig, files: list[SafetensorsFile], tensors: Mapping[str, TensorEntry],
                  progress: Progress | None = None) -> None:
         self.folder = folder
-        self.config = config
+        self.config: ModelConfig = config
         self._files = files
         self._plain = plain_tensors(config)
         expected = modules(config)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import click
 
+from .bench.command import bench
 from .errors import LilyError, RequestError
 from .server.command import serve
 
@@ -231,6 +232,7 @@ def random_checkpoint(out: str, dims: str, layers: int | None, seed: int, tokeni
     click.echo(write_random_checkpoint(out, config, seed=seed, tokenizer=resolve(tokenizer)))
 
 
+cli.add_command(bench)
 cli.add_command(serve)
 
 

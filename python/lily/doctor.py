@@ -14,7 +14,7 @@ from typing import Any
 
 from . import selftest
 from .errors import LilyError
-from .gpu import Gpu
+from .gpu import TENSOR_VERSION, Gpu, language_version
 from .model import Model
 from .model_files import BUILT_IN
 
@@ -60,11 +60,9 @@ class Report:
         return "\n".join(lines)
 
 
-def matrix_path(info: dict[str, Any]) -> str:
-    """Which unit multiplies matrix tiles, and why."""
-    if info["tensor_ops"]:
-        return "simdgroup matrices (the device offers tensor operations; no kernel of this version uses them)"
-    return "simdgroup matrices (the device offers no tensor operations)"
+def matrix_path(gpu: Gpu) -> str:
+    """Which unit multiplies matrix tiles (P6), and why."""
+    return f"simdgroup matrices ({gpu.tensor_problem})" if gpu.tensor_problem else "tensor operations (checked against simdgroup matrices)"
 
 
 def _libraries(gpu: Gpu, report: Report) -> None:
@@ -73,6 +71,8 @@ def _libraries(gpu: Gpu, report: Report) -> None:
         if version not in supported:
             continue
         for family in families():
+            if language_version(family) > version or (language_version(family) == TENSOR_VERSION and not gpu.info["tensor_ops"]):
+                continue
             error = None
             try:
                 gpu.library(family, version)
@@ -84,6 +84,8 @@ def _libraries(gpu: Gpu, report: Report) -> None:
 
 def _pipelines(gpu: Gpu, report: Report) -> None:
     for family in families():
+        if language_version(family) == TENSOR_VERSION and not gpu.info["tensor_ops"]:
+            continue
         try:
             names = gpu.library(family).function_names
         except LilyError:
@@ -114,7 +116,9 @@ def _goldens(report: Report, device: str | None) -> None:
 def run(device: str | None = None) -> Report:
     """Examines a device and returns the report; raises DeviceError only when there is no device."""
     gpu = Gpu(device)
-    report = Report(dict(gpu.info), {"platform": platform.platform(), "python": platform.python_version()}, matrix_path(gpu.info))
+    report = Report(dict(gpu.info), {"platform": platform.platform(), "python": platform.python_version()}, matrix_path(gpu))
+    if gpu.info["tensor_ops"] and gpu.tensor_problem:
+        report.problems.append(gpu.tensor_problem)
     _libraries(gpu, report)
     _pipelines(gpu, report)
     try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import DeviceError
 from .gpu import Gpu
@@ -20,12 +19,27 @@ from .plans.context import PlanContext, aligned, session_state_bytes, weight_reg
 from .plans.geometry import ROPE_LO_ROWS
 from .policy import THRESHOLDS
 from .prefix_cache import PrefixCache
+from .reading import Bytes
 from .schedule import HOST, Dispatch, Region
 from .snapshot_store import SnapshotStore
 from .weight_layout import Group, Part
 
 if TYPE_CHECKING:
     from .session import Session
+
+
+class WeightSource(Protocol):
+    """Where weights come from: a `Checkpoint`, or made up ones (`bench.random_weights`)."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def total_bytes(self) -> int: ...
+    def layout(self) -> list[Group]: ...
+    def load_group(self, group: Group, weights: Bytes, scales: Bytes | None = None, biases: Bytes | None = None) -> None: ...
+    def plain_names(self) -> list[str]: ...
+    def plain(self, name: str) -> np.ndarray: ...
+    def fingerprint(self) -> str: ...
 
 
 def rope_tables(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +66,7 @@ class Engine:
     a share of what is left. What does not fit is refused with the numbers before anything is allocated (case 38).
     """
 
-    def __init__(self, checkpoint: Checkpoint, gpu: Gpu, *, context: int | None = None, cache_bytes: int | None = None) -> None:
+    def __init__(self, checkpoint: WeightSource, gpu: Gpu, *, context: int | None = None, cache_bytes: int | None = None) -> None:
         self.gpu = gpu
         self.config: ModelConfig = checkpoint.config
         self.fingerprint = checkpoint.fingerprint()
@@ -77,7 +91,7 @@ class Engine:
         one, two = (sum(session_state_bytes(self.config, n).values()) for n in (1, 2))
         return MemoryPlan(self.gpu.name, self.gpu.capabilities.working_set, weights, max(self._arena_bytes, scratch), one - (two - one), two - one)
 
-    def _load_groups(self, checkpoint: Checkpoint) -> None:
+    def _load_groups(self, checkpoint: WeightSource) -> None:
         parts: tuple[Part, ...] = ("weight", "scales", "biases")
         groups = checkpoint.layout()
         regions = {group.name: [weight_region(group, part) for part in parts] for group in groups}
@@ -101,7 +115,7 @@ class Engine:
             if window is not None:
                 self.gpu.native.blit(copies)
 
-    def _load_plain(self, checkpoint: Checkpoint) -> None:
+    def _load_plain(self, checkpoint: WeightSource) -> None:
         """Small tensors (norms, convolution, gates, RoPE tables), float32, in one buffer each."""
         tensors = {name: checkpoint.plain(name) for name in checkpoint.plain_names()}
         tensors["rope_lo"], tensors["rope_hi"] = rope_tables(self.config, self.config.max_position)

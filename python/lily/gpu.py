@@ -6,18 +6,20 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from . import _native
+from . import _native, selftest
 from .errors import DeviceError
 from .kernel_args import structs
 from .policy import APPLE, TUNING, Capabilities
 from .schedule import Dispatch, barriers
 
-LANGUAGE_VERSION = "3.1"  # the floor of Metal Shading Language; tensor operations ask for 4.0
+LANGUAGE_VERSION = "3.1"  # the floor of Metal Shading Language
+TENSOR_VERSION = "4.0"  # families of kernels on tensor operations (P6), which the name ends in `_tensor`
 
 # Rough rates that turn bytes and multiply-accumulates into a first cost estimate; the native side corrects the scale
 # from the measured times of the last command buffers, so only the proportions matter.
@@ -32,6 +34,11 @@ def device_kind(name: str) -> str:
     """"metal" for an Apple GPU, else the first word of the device's name in lower case ("cpu", "cuda")."""
     first = name.split()[0].lower()
     return "metal" if first == "apple" else first
+
+
+def language_version(family: str) -> str:
+    """The Metal Shading Language version that a kernel family is compiled as."""
+    return TENSOR_VERSION if family.endswith("_tensor") else LANGUAGE_VERSION
 
 
 def kernel_source(family: str) -> str:
@@ -71,15 +78,25 @@ class Gpu:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             tuning=TUNING.get(self.kind, APPLE),
-            tensor_ops=bool(self.info["tensor_ops"]),
+            tensor_ops=not self.tensor_problem,
             unified_memory=bool(self.info["unified_memory"]),
             max_threads=int(self.info["max_threads"]),
             working_set=int(self.info["working_set"]),
             max_buffer_length=int(self.info["max_buffer_length"]),
         )
 
-    def library(self, family: str, version: str = LANGUAGE_VERSION) -> Any:
-        """The compiled library of a kernel family; each family is compiled on first use, so one bad kernel cannot take the rest down."""
+    @cached_property
+    def tensor_problem(self) -> str:
+        """Why matrix tiles do not run on tensor operations here (P6); empty when they do. Decided once, by the GPU's family and by
+        kernels that must compile and agree with those on simdgroup matrices."""
+        if not self.info["tensor_ops"]:
+            return "the device offers no tensor operations"
+        return selftest.tensor_problem(self)
+
+    def library(self, family: str, version: str = "") -> Any:
+        """The compiled library of a kernel family; each family is compiled on first use, so one bad kernel cannot take the rest down.
+        `version`: language version, empty for the one that the family needs."""
+        version = version or language_version(family)
         key = (family, version)
         if key not in self._libraries:
             self._libraries[key] = self.native.library(kernel_source(family), family, version)

@@ -111,14 +111,19 @@ def model_ops(config: ModelConfig, groups: frozenset[str]) -> list[Op]:
     return ops
 
 
-def head_ops(config: ModelConfig, sampled: bool) -> list[Op]:
-    """Final norm, head and the choice of the next token, for the last row of a pass."""
+def head_ops(config: ModelConfig, sampled: bool, adjusted: bool = False, logprobs: bool = False) -> list[Op]:
+    """Final norm, head and the choice of the next token, for the last row of a pass. `adjusted`: penalties, bias or a mask
+    first; `logprobs`: of the chosen token, which the sampler must have chosen."""
     ops = [
         Op("final_norm", -1, ("h", "p:final_norm"), ("head_x",)),
         _linear(-1, "lm_head", "head_x", "logits"),
-        Op("argmax", -1, ("logits",), ("partial", "nonfinite")),
     ]
+    if adjusted:
+        ops.append(Op("adjust", -1, ("logits", "token_counts", "logit_bias", "token_mask", "sample_params", "step"), ("logits", "token_counts")))
+    ops.append(Op("argmax", -1, ("logits",), ("partial", "nonfinite")))
     if sampled:
         ops.append(Op("sample", -1, ("logits", "sample_params", "step"), ("sampled",)))
+    if logprobs:
+        ops.append(Op("logprobs", -1, ("logits", "sample_params", "step", "sampled"), ("logprobs",)))
     ops.append(Op("finish", -1, ("partial", "nonfinite", "stop_ids", "sampled", "step"), ("step",)))
     return ops

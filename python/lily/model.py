@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from . import session_file
+from . import guidance, session_file
 from .chat import ChatTemplate
 from .chat_session import ChatSession
 from .checkpoint import Checkpoint
@@ -19,13 +19,16 @@ from .engine import Engine
 from .errors import RequestError
 from .generation import Request, TextAssembler, build_request, token_ids
 from .gpu import Gpu
+from .logprobs import TokenLogprob, token_logprob
 from .memory import checked_cache_bytes
 from .model_files import BUILT_IN, resolve
 from .options import ExecutionOptions
 from .prefix_cache import CacheInfo
-from .reply import Piece, Reply, Usage, joined, with_calls
-from .session import Session
+from .reply import CallReader, Piece, Reply, Usage, joined
+from .sampling import SAMPLING_KEYWORDS
+from .session import Sampled, Session
 from .tokenizer import Tokenizer
+from .tool_choice import plan_tools
 from .turns import turn_marks
 from .turnstile import Turnstile
 
@@ -127,13 +130,18 @@ class Model:
         """A whole answer.
 
         prompt: a str (one user message through the chat template; with raw=True plain text to continue), or a list of
-        messages; or prompt_ids=[…] instead. Keywords: max_tokens (default 2,048, within the context), temperature
-        (0 = greedy), top_p, top_k, min_p, seed, stop (a str or a list), enable_thinking, tools, options
-        (`ExecutionOptions`), progress(done, total) over prompt tokens. Sampling defaults are the checkpoint's
-        generation_config. With tools, calls in the answer become `tool_calls` and leave `text` (a stream shows the model's
-        markup as it comes). Raises RequestError, TemplateError, ContextLengthError or DeviceError.
+        messages; or prompt_ids=[…] instead. Keywords, all optional:
+        max_tokens (2,048, within the context); stop, a str or a list of them;
+        temperature (0 = greedy), top_p, top_k, min_p, seed, repetition_penalty, presence_penalty, frequency_penalty,
+        logit_bias, logprobs, top_logprobs: as `SamplingParams`, defaults from the checkpoint's generation_config;
+        enable_thinking, and thinking_budget: tokens after which the thought is closed, 0 for none;
+        tools, tool_choice ("auto", "none", "required" or one function), parallel_tool_calls (False = at most one call):
+        calls in the answer become `tool_calls` and are not in `text`;
+        response_format: {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}} (extra `guidance`);
+        options (`ExecutionOptions`), progress(done, total) over prompt tokens.
+        docs/generation.md says more. Raises RequestError, TemplateError, ContextLengthError or DeviceError.
         """
-        return with_calls(joined(self.stream(prompt, **keywords)), keywords.get("tools"))
+        return joined(self.stream(prompt, **keywords))
 
     def chat(self, messages: Sequence[dict[str, Any]], **keywords: Any) -> Reply:
         """`generate` for a list of messages."""
@@ -170,17 +178,20 @@ class Model:
         return restored
 
     def _request(
-        self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None,
-        temperature: float | None = None, top_p: float | None = None, top_k: int | None = None, min_p: float | None = None,
-        seed: int | None = None, stop: object = None, enable_thinking: bool | None = None, tools: object = None,
-        options: ExecutionOptions | None = None, progress: Progress | None = None, **unknown: object,
+        self, prompt: Prompt, *, prompt_ids: Sequence[int] | None = None, raw: bool = False, max_tokens: int | None = None, stop: object = None,
+        enable_thinking: bool | None = None, thinking_budget: int | None = None, tools: object = None, tool_choice: object = None,
+        parallel_tool_calls: bool | None = None, response_format: object = None, options: ExecutionOptions | None = None,
+        progress: Progress | None = None, **sampling: Any,
     ) -> tuple[Request, Progress | None]:
-        if unknown:
+        if unknown := sampling.keys() - SAMPLING_KEYWORDS:
             raise RequestError(f"unknown keyword {', '.join(sorted(unknown))}", fix="this version knows those of Model.generate's docstring")
         if progress is not None and not callable(progress):
             raise RequestError("progress must be a function of (done, total)")
         if (prompt is None) == (prompt_ids is None):
             raise RequestError("give either a prompt or prompt_ids")
+        plan = plan_tools(tools, tool_choice, guided=guidance.available())
+        if plan.forced and (raw or prompt_ids is not None):
+            raise RequestError("can force a call only in answer to messages", where="tool_choice")
         if prompt_ids is not None:
             ids = list(token_ids(prompt_ids))
             if not ids:
@@ -193,36 +204,42 @@ class Model:
                 raise RequestError("the prompt is empty")
         else:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            ids = self._template.encode(messages, tools=tools, enable_thinking=enable_thinking)
+            ids = plan.prompt_ids(self._template, self._tokenizer, messages, enable_thinking=enable_thinking)
         request = build_request(
-            self._engine.config, ids, raw=raw, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-            seed=seed, stop=stop, options=options,
+            self._engine.config, self._tokenizer, ids, raw=raw, max_tokens=max_tokens, stop=stop, options=options, sampling=sampling,
+            thinking_budget=thinking_budget, plan=plan, schema=guidance.response_schema(response_format), several=parallel_tool_calls,
         )
         return request, progress
 
     def _stream(self, session: Session, request: Request, progress: Progress | None) -> Iterator[Piece]:
         with self._lock:
-            assembler = TextAssembler(self._tokenizer, request)
+            assembler, calls = TextAssembler(self._tokenizer, request), CallReader(request.tools, prefix=request.prefix, several=request.several)
             start = time.perf_counter()
             first_at = start
             count, reason = 0, "length"
             stop_ids = sorted(self._engine.config.eos_ids)
             marks = turn_marks(request.prompt_ids, self._tokenizer.control)
-            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress, marks)
+            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress, marks, request.steering)
             try:
                 for sampled in tokens:
                     count += 1
                     if count == 1:
                         first_at = time.perf_counter()
                     reasoning, text = assembler.push(sampled.token)
-                    if sampled.stopped or assembler.stopped:
+                    piece = calls.read(Piece(text, reasoning, (sampled.token,), logprobs=self._logprobs(sampled, assembler)))
+                    if sampled.stopped or assembler.stopped or calls.ended:
                         reason = "stop"
-                    yield Piece(text, reasoning, (sampled.token,))
-                    if assembler.stopped:
+                    yield piece
+                    if assembler.stopped or calls.ended:
                         break
             finally:
                 tokens.close()
             reasoning, text = assembler.flush()
             cached = len(request.prompt_ids) - session.prefilled
             usage = Usage(len(request.prompt_ids), count, cached, first_at - start, time.perf_counter() - first_at)
-            yield Piece(text, reasoning, (), reason, usage, assembler.stop_string)
+            yield calls.read(Piece(text, reasoning, (), reason, usage, assembler.stop_string))
+
+    def _logprobs(self, sampled: Sampled, assembler: TextAssembler) -> tuple[TokenLogprob, ...]:
+        if sampled.logprobs is None:
+            return ()
+        return (token_logprob(self._tokenizer, sampled.token, sampled.logprobs, "stop" if sampled.stopped else assembler.place),)

@@ -19,6 +19,7 @@ class ExecutionOptions:
     register_scan: P4, the recurrent state stays in registers over a pass; False: blockwise through memory.
     chunked_gdn: P4, prefill evaluates the recurrence in chunks on matrix tiles; False: row by row.
     chunk_size: P5, prompt rows per chunk; None lets `policy.chunk_size` choose.
+    tensor_ops: P6, matrix tiles run on Metal 4 tensor operations where the device has them; False: on simdgroup matrices.
     gpu_token_handoff: D2, the sampled token goes straight into the next step's slot and steps run ahead; False: the
         token returns to the CPU after each step.
     concurrent_pass: D3, one concurrent pass with barriers only between levels; False: a serial pass.
@@ -35,6 +36,7 @@ class ExecutionOptions:
     register_scan: bool = True
     chunked_gdn: bool = True
     chunk_size: int | None = None
+    tensor_ops: bool = True
     gpu_token_handoff: bool = True
     concurrent_pass: bool = True
     fused_chains: bool = True

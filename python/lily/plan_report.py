@@ -40,6 +40,7 @@ class DeviceModel:
 # 614 GB/s; the Rust engine of the article: 555 stages took 5.47 ms over a floor of 3.06 ms, about 4.3 µs a stage.
 # A CPU round trip takes 130 to 180 µs on Apple GPUs.
 M5_MAX = DeviceModel("M5 Max", 614e9, 4.3e-6, 40, 155e-6)
+M5_MAX_CAPABILITIES = policy.Capabilities(tensor_ops=True)
 
 WEIGHT_PARTS = ("weight", "scales", "biases")
 STATE_PARTS = ("conv", "gdn", "kv_k", "kv_v")
@@ -166,7 +167,7 @@ def make_report(config: ModelConfig, groups: dict[str, Group], phase: str, conte
     half = config.rotary_dim // 2
     plain = {**plain_bytes(config), "rope_lo": 8 * ROPE_LO_ROWS * half, "rope_hi": 8 * -(-config.max_position // ROPE_LO_ROWS) * half}
     rows = 1 if phase == "decode" else policy.chunk_size(context, chunk if chunk is not None else options.chunk_size)
-    ctx = PlanContext(config, groups, plain, phase, rows, context, context + 2, 1, options, policy.Capabilities())
+    ctx = PlanContext(config, groups, plain, phase, rows, context, context + 2, 1, options, M5_MAX_CAPABILITIES)
     if phase == "decode":
         ops = decode_plan(ctx, fixed, sampled=False, stop_count=len(config.eos_ids))
     else:

@@ -15,7 +15,8 @@ class Tuning:
 
     small_threads: threads of the GEMV family; max_groups: threadgroups over which rows are shared out (0 = by rows alone);
     decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
-    (0 = one per 32 columns)."""
+    (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64);
+    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step."""
 
     small_threads: int = 64
     max_groups: int = 0
@@ -24,12 +25,15 @@ class Tuning:
     step_threads: int = 64
     step_blocks: int = 0
     combine_parts: int = 4
+    tile_rows: int = 32
+    lane_blocks: int = 1
 
 
 APPLE = Tuning()
 # Few cores that run one threadgroup at a time each: a thread start costs as much as a row, so few and narrow threadgroups
 # (measured on two x86-64 cores: GEMV of 6144 x 256 four times as fast with 8 groups of 32 as with 192 of 64).
-FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1)
+FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1,
+                   lane_blocks=8)
 TUNING = {"metal": APPLE, "cpu": FEW_CORES}
 
 
@@ -38,7 +42,7 @@ class Capabilities:
     """What policy may know of a device."""
 
     tuning: Tuning = APPLE
-    tensor_ops: bool = False
+    tensor_ops: bool = False  # matrix hardware behind matmul2d, whose kernels compile and pass their self-test (P6)
     unified_memory: bool = True  # the CPU sees the memory that kernels work on
     max_threads: int = 1024
     working_set: int = 1 << 62
@@ -54,6 +58,8 @@ class Thresholds:
     gemv_max_rows: int = 4
     # P3: mean rows per expert from which a 32-row tile is filled well enough; fewer rows waste half of it.
     tile32_min_mean_rows: float = 12.0
+    # The same for 64-row tiles, where the device's tuning has them: below, most experts would fill half of one.
+    tile64_min_mean_rows: float = 40.0
     # Up to so many keys the threadgroups of the KV heads walk all keys alone: a split would add a stage (about 4.3 µs on an
     # M5 Max) to save less. Above, a stage that reads over a megabyte must fill 40 cores twice.
     attention_split_min_keys: int = 256
@@ -86,11 +92,32 @@ def use_gemv(phase: str, rows: int, t: Thresholds = THRESHOLDS) -> bool:
     return phase == "decode" and rows <= t.gemv_max_rows
 
 
-def expert_tile(rows: int, top_k: int, experts: int, tile_by_load: bool, t: Thresholds = THRESHOLDS) -> int:
+def largest_tile(tensor_ops: bool, c: Capabilities) -> int:
+    """P6: rows of the largest matrix tile: what the device's tuning says on tensor operations, 32 on simdgroup matrices."""
+    return c.tuning.tile_rows if use_tensor_ops(tensor_ops, c) else 32
+
+
+def use_tensor_ops(enabled: bool, c: Capabilities) -> bool:
+    """P6: matmul2d where the device has it and the switch is on."""
+    return enabled and c.tensor_ops
+
+
+def matrix_family(family: str, tensor_ops: bool, c: Capabilities) -> str:
+    """P6: the family that holds a matrix kernel for the unit in use: `gemm` or `gemm_tensor`, and so on. Names of its kernels begin with it."""
+    return f"{family}_tensor" if use_tensor_ops(tensor_ops, c) else family
+
+
+def gemm_tile(rows: int, largest: int = 32) -> int:
+    """Rows of a tile of a dense product: the largest that `rows` fill more than half of, at least 32."""
+    return 64 if largest >= 64 and rows > 32 else 32
+
+
+def expert_tile(rows: int, top_k: int, experts: int, tile_by_load: bool, largest: int = 32, t: Thresholds = THRESHOLDS) -> int:
     """P3: rows of a grouped-GEMM tile, from the mean rows per expert; 16 always in the control."""
-    if not tile_by_load:
+    mean = rows * top_k / experts
+    if not tile_by_load or mean < t.tile32_min_mean_rows:
         return 16
-    return 32 if rows * top_k / experts >= t.tile32_min_mean_rows else 16
+    return 64 if largest >= 64 and mean >= t.tile64_min_mean_rows else 32
 
 
 def block_map_size(total: int, tile: int, experts: int) -> int:

@@ -51,15 +51,23 @@ def _quantised(rng: np.random.Generator, module: Module, form: Format) -> dict[s
     }
 
 
-def _plain(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Entry:
+def plain_values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Float32 values of a small tensor by its short name (`weight_map.Plain`), in its logical shape."""
     kind = name.rsplit(".", 1)[-1]
     if kind == "conv1d":
-        return "bfloat16", (*shape, 1), _bf16(rng.normal(0, 0.5, shape))
+        return rng.normal(0, 0.5, shape).astype(np.float32)
     if kind == "A_log":
-        return "float32", shape, np.log(rng.uniform(0.5, 8, shape)).astype("<f4").tobytes()
+        return np.log(rng.uniform(0.5, 8, shape)).astype(np.float32)
     if kind == "dt_bias":  # softplus(dt_bias) between 0.001 and 0.1: decays of real models
-        return "bfloat16", shape, _bf16(np.log(np.expm1(rng.uniform(0.001, 0.1, shape))))
-    return "bfloat16", shape, _bf16(rng.normal(1, 0.1, shape))
+        return np.log(np.expm1(rng.uniform(0.001, 0.1, shape))).astype(np.float32)
+    return rng.normal(1, 0.1, shape).astype(np.float32)
+
+
+def _plain(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Entry:
+    values = plain_values(rng, name, shape)
+    if name.endswith(".A_log"):
+        return "float32", shape, values.astype("<f4").tobytes()
+    return "bfloat16", (*shape, 1) if name.endswith(".conv1d") else shape, _bf16(values)
 
 
 def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Entry]]:

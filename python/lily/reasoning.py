@@ -47,6 +47,11 @@ class ReasoningSplitter:
         """Whether the thought is still open; a run cut here is all reasoning."""
         return self._state in ("thought_start", "thought")
 
+    @property
+    def in_answer(self) -> bool:
+        """Whether the thought and the line breaks after it are over, or none was opened."""
+        return self._state in ("start", "text")
+
     def push(self, piece: str, token_id: int | None = None) -> Split:
         """Add a piece of text; ``token_id`` is the token that it came from, if it came from one."""
         if token_id is not None and token_id == self._close_id and self.in_thought and self._close not in self._held + piece:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _native
 from .checkpoint import bf16_to_f32
-from .gpu import Gpu
+from .errors import LilyError
 from .kernel_args import structs
 from .plans import geometry as geo
+from .policy import APPLE
+
+if TYPE_CHECKING:
+    from .gpu import Gpu
 
 
 @dataclass(frozen=True)
@@ -68,19 +72,51 @@ def _gemv(gpu: Gpu, rng: np.random.Generator) -> float:
     n, k = 200, 512
     words, scales, biases, dense = _quantised(rng, n, k)
     x, y = _bf16(rng.normal(size=(1, k))), _poison(1, n)
-    threads, groups = geo.gemv(n, k, gpu.capabilities.tuning)
+    threads, groups = geo.gemv(n, k, APPLE)
     _run(gpu, "gemv", "gemv_bf16_b4_g64", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemvArgs", {"rows": 1, "n": n, "k": k, "ldx": k, "ldy": n}, 5,
          (groups, 1, 1), threads)
     return _relative(bf16_to_f32(y), bf16_to_f32(x) @ dense.T)
 
 
-def _gemm(gpu: Gpu, rng: np.random.Generator) -> float:
+def _product(gpu: Gpu, rng: np.random.Generator, family: str, tile: int) -> tuple[np.ndarray, np.ndarray]:
+    """A dense product of `family` in tiles of `tile` rows, and numpy's."""
     rows, n, k = 37, 200, 512
     words, scales, biases, dense = _quantised(rng, n, k)
     x, y = _bf16(rng.normal(size=(rows, k))), _poison(rows, n)
-    _run(gpu, "gemm", "gemm_bf16_b4_g64", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemmArgs", {"rows": rows, "n": n, "k": k, "ldx": k, "ldy": n}, 5,
-         (-(-n // geo.GEMM_COLUMNS), -(-rows // geo.GEMM_ROWS), 1), geo.GEMM_THREADS)
-    return _relative(bf16_to_f32(y), bf16_to_f32(x) @ dense.T)
+    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemmArgs", {"rows": rows, "n": n, "k": k, "ldx": k, "ldy": n}, 5,
+         (-(-n // geo.tile_columns(tile)), -(-rows // tile), 1), geo.GEMM_THREADS)
+    return bf16_to_f32(y), bf16_to_f32(x) @ dense.T
+
+
+def _grouped_product(gpu: Gpu, rng: np.random.Generator, family: str, tile: int) -> np.ndarray:
+    """Rows of two experts, the tile of the second not full."""
+    n, k, rows = 72, 256, tile + 5
+    words, scales, biases, _ = _quantised(rng, 2 * n, k)
+    x, y = _bf16(rng.normal(size=(rows, k))), _poison(rows, n)
+    blocks = np.array([[0, 0, tile, 0], [1, tile, 5, 0]], np.uint32)
+    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", {0: words, 1: scales, 2: biases, 3: x, 4: y, 6: blocks, 7: np.arange(rows, dtype=np.uint32)}, "GroupedGemmArgs",
+         {"n": n, "k": k, "ldx": k, "ldy": n, "gather_slots": 0, "experts": 2}, 5, (-(-n // geo.tile_columns(tile)), 2, 1), geo.GEMM_THREADS)
+    return bf16_to_f32(y)
+
+
+def _gemm(gpu: Gpu, rng: np.random.Generator) -> float:
+    return _relative(*_product(gpu, rng, "gemm", 32))
+
+
+TENSOR_BOUND = 5e-3  # relative RMS between the two units: both round to bf16 at the end
+
+
+def tensor_problem(gpu: Gpu, seed: int = 0) -> str:
+    """P6: runs every tile height on tensor operations and on simdgroup matrices. Empty when both agree, else what is wrong."""
+    try:
+        found = {"gemm_tensor_m64": _relative(_product(gpu, np.random.default_rng(seed), "gemm_tensor", 64)[0], _product(gpu, np.random.default_rng(seed), "gemm", 32)[0])}
+        for tile in (16, 32):
+            new, old = (_grouped_product(gpu, np.random.default_rng(seed), family, tile) for family in ("grouped_gemm_tensor", "grouped_gemm"))
+            found[f"grouped_gemm_tensor_m{tile}"] = _relative(new, old)
+    except LilyError as caught:
+        return f"tensor operations failed: {caught}"
+    wrong = [f"{name} by {error:.1e}" for name, error in found.items() if not error <= TENSOR_BOUND]
+    return f"tensor operations disagree with simdgroup matrices (bound {TENSOR_BOUND:.0e}): {', '.join(wrong)}" if wrong else ""
 
 
 def _rmsnorm(gpu: Gpu, rng: np.random.Generator) -> float:

@@ -18,6 +18,7 @@ from .checkpoint import bf16_to_f32
 from .engine import Engine
 from .errors import ContextLengthError, DeviceError, LilyError, RequestError
 from .kernel_args import constant, structs
+from .logprobs import StepLogprobs, read_ring, ring_bytes
 from .options import ExecutionOptions
 from .plans.context import session_state_bytes
 from .plans.decode import decode_plan
@@ -26,6 +27,7 @@ from .prefix_cache import Node, PrefixCache, common_prefix
 from .sampling import SamplingParams
 from .schedule import Region
 from .snapshot_store import RING
+from .steering import Steering
 from .turns import Marks
 
 MAX_STOP_IDS = 64
@@ -35,10 +37,11 @@ IN_FLIGHT = 2  # decode steps; the ring keeps the state before them intact
 
 @dataclass(frozen=True)
 class Sampled:
-    """One chosen token. `stopped`: it is one of the stop ids."""
+    """One chosen token. `stopped`: it is one of the stop ids. `logprobs`: when they were asked for."""
 
     token: int
     stopped: bool
+    logprobs: StepLogprobs | None = None
 
 
 class Session:
@@ -52,6 +55,7 @@ class Session:
         self.config = engine.config
         self.tokens: list[int] = []
         self.prefilled = 0  # tokens that the last prefill really computed
+        self.gpu_seconds = 0.0  # that all decode steps have taken by the GPU's clock
         self._slot = 0
         self._capacity = 0
         self._state: dict[str, Any] = {}
@@ -63,7 +67,10 @@ class Session:
             engine.gpu.write(self._state[name], np.zeros(self._state[name].nbytes, np.uint8))
         # The step state as the CPU reads it after a decode step, where it does not see the GPU's.
         self._step_copy = None if engine.gpu.capabilities.unified_memory else engine.gpu.host_buffer(layout["StepState"].size, "step copy")
-        self._fixed = {n: Region(n, 0, self._state[n].nbytes) for n in ("step", "sample_params", "stop_ids")}
+        vocab = self.config.vocab_size  # what only some requests need: allocated by the first of them
+        self._extra = {"token_counts": 4 * vocab, "logit_bias": 4 * vocab, "token_mask": 4 * -(-vocab // 32), "logprobs": ring_bytes()}
+        sizes = {n: b.nbytes for n, b in self._state.items()} | self._extra
+        self._fixed = {n: Region(n, 0, nbytes) for n, nbytes in sizes.items()}
         engine.register(self)
 
     # -- state -----------------------------------------------------------------------------------------------------------
@@ -78,6 +85,11 @@ class Session:
     def buffers(self) -> Mapping[str, Any]:
         """State buffers by name (plans/context.py)."""
         return self._state
+
+    @property
+    def fixed_regions(self) -> Mapping[str, Region]:
+        """Step state, sampling parameters and stop ids, as plans bind them."""
+        return self._fixed
 
     @property
     def slot(self) -> int:
@@ -135,8 +147,8 @@ class Session:
         if first:
             self.reset()
 
-    def _write_step(self, *, step: int = 0, token: int | None = None) -> None:
-        """Puts the step state where the host believes it is."""
+    def place_step(self, *, step: int = 0, token: int | None = None) -> None:
+        """Puts the step state on the GPU where the host believes it is."""
         words = np.zeros(self._step_layout.size // 4, np.uint32)
         f = self._step_layout.field
         words[f("position").offset // 4] = len(self.tokens)
@@ -150,24 +162,29 @@ class Session:
             self._step_copy.view()[: words.nbytes] = words.view(np.uint8)
 
     # -- programs --------------------------------------------------------------------------------------------------------
-    def _prefill_program(self, rows: int, *, head_rows: int, choose: bool, sampled: bool, stop_count: int, options: ExecutionOptions) -> Any:
+    def _prefill_program(
+        self, rows: int, *, head_rows: int, choose: bool, sampled: bool, stop_count: int, options: ExecutionOptions, adjusted: bool = False,
+        logprobs: bool = False,
+    ) -> Any:
         ctx = self.engine.context("prefill", rows, self._capacity, self._capacity, head_rows, options)
         arena = self.engine.arena(ctx.arena_bytes())
-        key = ("prefill", rows, head_rows, choose, sampled, stop_count, options, id(arena))
+        key = ("prefill", rows, head_rows, choose, sampled, stop_count, options, adjusted, logprobs, id(arena))
         if key not in self._programs:
             self._trim_programs()
-            plan = prefill_plan(ctx, self._fixed, choose=choose, sampled=sampled, stop_count=stop_count)
+            plan = prefill_plan(ctx, self._fixed, choose=choose, sampled=sampled, stop_count=stop_count, adjusted=adjusted, logprobs=logprobs)
             self._programs[key] = (ctx, self.engine.record(plan, self._state, options))
         return self._programs[key]
 
-    def _decode_program(self, keys: int, *, sampled: bool, stop_count: int, options: ExecutionOptions) -> Any:
+    def _decode_program(
+        self, keys: int, *, sampled: bool, stop_count: int, options: ExecutionOptions, adjusted: bool = False, logprobs: bool = False,
+    ) -> Any:
         context = policy.context_range(keys)
         ctx = self.engine.context("decode", 1, min(context, self._capacity), self._capacity, 1, options)
         arena = self.engine.arena(ctx.arena_bytes())
-        key = ("decode", context, sampled, stop_count, options, id(arena))
+        key = ("decode", context, sampled, stop_count, options, adjusted, logprobs, id(arena))
         if key not in self._programs:
             self._trim_programs()
-            plan = decode_plan(ctx, self._fixed, sampled=sampled, stop_count=stop_count)
+            plan = decode_plan(ctx, self._fixed, sampled=sampled, stop_count=stop_count, adjusted=adjusted, logprobs=logprobs)
             self._programs[key] = (ctx, self.engine.record(plan, self._state, options))
         return self._programs[key]
 
@@ -183,11 +200,11 @@ class Session:
 
     def generate(
         self, ids: Sequence[int], sampling: SamplingParams, max_tokens: int, stop_ids: Sequence[int], options: ExecutionOptions,
-        progress: Callable[[int, int], None] | None = None, marks: Marks = Marks(),
+        progress: Callable[[int, int], None] | None = None, marks: Marks = Marks(), steering: Steering | None = None,
     ) -> Generator[Sampled, None, None]:
         """Prefills what is missing of `ids` and yields sampled tokens, at most `max_tokens`, up to and with a stop id.
 
-        `marks`: where the prompt's turns end, for the prefix cache. Closing the iterator ends the generation; the state is
+        `marks`: where the prompt's turns end, for the prefix cache. `steering`: tokens that are put in, and masks. Closing the iterator ends the generation; the state is
         then exactly the prompt and the delivered tokens but the last. Raises ContextLengthError for a prompt that leaves no
         room, DeviceError for a failed command buffer (the state is dropped, the engine lives).
         """
@@ -198,11 +215,14 @@ class Session:
         cache = self._cache if self._cache is not None and self._cache.enabled and options == ExecutionOptions() else None
         self._used = []
         try:
-            self.engine.gpu.write(self._state["sample_params"], np.frombuffer(sampling.pack(), np.uint8))
+            adjusted = sampling.adjusts or (steering is not None and steering.masks)
+            self._write_sampling(sampling, adjusted)
             self.engine.gpu.write(self._state["stop_ids"], np.asarray(stop_ids, np.uint32))
-            choice = {"sampled": not sampling.greedy, "stop_count": len(stop_ids), "options": options}
+            choice = {"sampled": not sampling.greedy or sampling.logprobs, "stop_count": len(stop_ids), "options": options, "adjusted": adjusted,
+                      "logprobs": sampling.logprobs}
+            self._write_mask(steering)
             first = self._prefill(ids, progress, choice, cache, marks)
-            yield from self._decode(first, max_tokens, choice)
+            yield from self._decode(first, max_tokens, choice, steering, len(ids) if sampling.penalised else None)
         except DeviceError:
             self._forget()
             self.reset()
@@ -210,6 +230,36 @@ class Session:
         finally:
             if cache is not None and len(self.tokens) > len(ids):
                 cache.insert(self)
+
+    def _write_sampling(self, sampling: SamplingParams, adjusted: bool) -> None:
+        """Parameters of a request, and the buffers that only some requests need."""
+        needed = [*(("token_counts", "logit_bias", "token_mask") if adjusted else ()), *(("logprobs",) if sampling.logprobs else ())]
+        for name in needed:
+            if name not in self._state:
+                self._state[name] = self.engine.gpu.buffer(self._extra[name], name)
+        self._params = np.frombuffer(sampling.pack(), np.uint32).copy()
+        self.engine.gpu.write(self._state["sample_params"], self._params)
+        if sampling.logit_bias:
+            self.engine.gpu.write(self._state["logit_bias"], sampling.bias_array(self.config.vocab_size))
+        if sampling.penalised:
+            self._write_counts([])
+
+    def _write_counts(self, tokens: Sequence[int]) -> None:
+        counts = np.bincount(np.asarray(tokens, np.int64), minlength=self.config.vocab_size)
+        self.engine.gpu.write(self._state["token_counts"], counts.astype(np.uint32))
+
+    def _write_mask(self, steering: Steering | None) -> bool:
+        """Whether the next choice is masked; says so to the kernel."""
+        if steering is None or not steering.masks:
+            return False
+        mask = np.zeros(self._extra["token_mask"] // 4, np.uint32)
+        masked = steering.fill(mask)
+        if masked:
+            self.engine.gpu.write(self._state["token_mask"], mask)
+        word, bit = structs()["SampleParams"].field("adjust").offset // 4, np.uint32(constant("LILY_ADJUST_MASK"))
+        self._params[word] = self._params[word] | bit if masked else self._params[word] & ~bit
+        self.engine.gpu.write(self._state["sample_params"], self._params)
+        return masked
 
     def _forget(self) -> None:
         """Drops the snapshots of a request that failed: what made it fail may be in them."""
@@ -250,7 +300,7 @@ class Session:
                 self._used.append(node)
             if progress is not None:
                 progress(len(self.tokens) - start, len(ids) - start)
-        return self._read_sampled(0)
+        return self._read_sampled(0, choice["logprobs"])
 
     def _resume(self, ids: Sequence[int], cache: PrefixCache | None) -> tuple[int, int]:
         """(tokens of `ids` that need no computing, tokens of it that the cache has met): goes on from the own state or the
@@ -270,51 +320,89 @@ class Session:
             self.reset()
         return start, known
 
-    def _run_chunk(self, ctx: Any, program: Any, ids: Sequence[int]) -> None:
-        self._write_step()
+    def _run_chunk(self, ctx: Any, program: Any, ids: Sequence[int], *, step: int = 0) -> None:
+        self.place_step(step=step, token=ids[-1])
         region = ctx.arena()["ids"]
         self.engine.write(region, np.asarray(ids, np.uint32))
         program.run()
         self.tokens.extend(ids)
         self._slot = (self._slot + 1) % RING
 
-    def _read_sampled(self, step: int) -> Sampled:
+    def _put_in(self, ids: Sequence[int], step: int, choice: dict[str, Any]) -> Sampled:
+        """Takes in generated tokens that the state does not hold yet, and returns the one chosen after them, of number `step`."""
+        while ids:
+            rows = policy.chunk_size(len(ids), choice["options"].chunk_size)
+            last = rows == len(ids)
+            ctx, program = self._prefill_program(rows, head_rows=int(last), choose=last, **choice)
+            self._run_chunk(ctx, program, ids[:rows], step=step)
+            ids = ids[rows:]
+        return self._read_sampled(step, choice["logprobs"])
+
+    def _read_sampled(self, step: int, logprobs: bool) -> Sampled:
         f, ring = self._step_layout.field, constant("LILY_HISTORY")
         words = self.engine.gpu.read(self._state["step"], 0, self._step_layout.size).view(np.uint32)
         token = int(words[f("history").offset // 4 + step % ring])
         flag = int(words[f("flags").offset // 4 + step % ring])
-        return self._sampled(token, flag)
+        return self._sampled(token, flag, step, logprobs)
 
-    def _sampled(self, token: int, flag: int) -> Sampled:
+    def _sampled(self, token: int, flag: int, step: int, logprobs: bool) -> Sampled:
         if flag == constant("LILY_NONFINITE"):
             raise DeviceError("the logits are not finite (NaN or Inf)", fix="check the checkpoint; the session was dropped, other requests are not affected")
-        return Sampled(token, flag == constant("LILY_STOPPED"))
+        entry = read_ring(self.engine.gpu.read(self._state["logprobs"]), step) if logprobs else None
+        return Sampled(token, flag == constant("LILY_STOPPED"), entry)
 
-    def _decode(self, first: Sampled, max_tokens: int, choice: dict[str, Any]) -> Iterator[Sampled]:
-        """Delivers `first`, then decodes; a program serves one context range, the next range's is swapped in at a step."""
-        current, delivered = first, 1
+    def _decode(self, first: Sampled, max_tokens: int, choice: dict[str, Any], steering: Steering | None, count_from: int | None) -> Iterator[Sampled]:
+        """Delivers `first`, then decodes; a program serves one context range, the next range's is swapped in at a step.
+
+        `count_from`: where the tokens that penalties count begin, None without penalties. The kernel counts as it goes; after
+        steps that were dropped it is told anew. With a mask the host has its say before each step, so nothing runs ahead.
+        """
+        current, delivered, recount = first, 1, True
         yield current
+        if steering is not None:
+            steering.accept(current.token)
         while not current.stopped and delivered < max_tokens:
+            put_in = [current.token]
+            for token in steering.forced() if steering is not None else ():
+                if delivered < max_tokens:
+                    put_in.append(token)
+                    delivered += 1
+                    yield Sampled(token, False, StepLogprobs(0.0) if choice["logprobs"] else None)
+            if delivered >= max_tokens:
+                return
+            if count_from is not None and (recount or len(put_in) > 1):
+                counted = [*self.tokens[count_from:], *put_in[:-1]]
+                self._write_counts(counted)
+            masked = self._write_mask(steering)
+            if len(put_in) > 1:
+                current = self._put_in(put_in, delivered, choice)
+                delivered, recount = delivered + 1, False
+                yield current
+                if steering is not None:
+                    steering.accept(current.token)
+                continue
             keys = len(self.tokens) + 1
             end = policy.context_range(keys)
             steps = min(max_tokens - delivered, end - len(self.tokens))
-            if not choice["options"].gpu_token_handoff:
+            if masked or not choice["options"].gpu_token_handoff:
                 steps = 1
             _, program = self._decode_program(keys, **choice)
-            self._write_step(step=delivered, token=current.token)
+            self.place_step(step=delivered, token=current.token)
             loop = _native.DecodeLoop(program, self._state["step"], IN_FLIGHT, self._step_copy)
             loop.start(steps)
+            recount = steps > 1
             try:
                 while (item := loop.next()) is not None:
                     self.tokens.append(current.token)
                     self._slot = (self._slot + 1) % RING
-                    current = self._sampled(*item)
+                    current = self._sampled(*item, delivered, choice["logprobs"])
                     delivered += 1
                     yield current
-                    if current.stopped:
+                    if steering is not None and steering.accept(current.token) or current.stopped:
                         break
             finally:
                 loop.drain()  # steps in flight past this point touch nothing that is current
+                self.gpu_seconds += loop.gpu_ms / 1e3
 
     def logits(self, ids: Sequence[int], options: ExecutionOptions) -> np.ndarray:
         """Teacher-forced logits of a fresh sequence: float32 [len(ids), vocab]; row i predicts token i + 1."""

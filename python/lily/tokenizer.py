@@ -19,12 +19,13 @@ class Tokenizer:
     """A byte-level BPE tokenizer of a checkpoint.
 
     ``control`` maps the text of every added token (special or not, `<think>` included) to its id; ``special_ids`` are those
-    that :meth:`decode` leaves out; ``eos_ids`` end a generation.
+    that :meth:`decode` leaves out; ``eos_ids`` end a generation; ``spec`` is the text of tokenizer.json.
     """
 
     def __init__(self, spec: Mapping[str, Any], eos_ids: Iterable[int] = (), where: str = "tokenizer.json") -> None:
         try:
             added = [entry for entry in added_tokens(spec, where) if entry[0]]
+            self.spec = json.dumps(dict(spec))
             self._bytes = {token: text.encode() for text, token, _ in added}
             # Without its added tokens the encoder cannot produce a control token, whatever the text says. Cutting or padding
             # a prompt is nobody's business here.
@@ -111,6 +112,11 @@ class StreamDecoder:
     def push(self, token: int) -> str:
         """The text that this token completes (often all of it, sometimes nothing)."""
         return self._decoder.decode(self._tokenizer.token_bytes(token, skip_special=self._skip_special))
+
+    @property
+    def pending(self) -> bool:
+        """Whether the bytes so far end inside a character."""
+        return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD if a character was cut, else nothing. Once flushed, nothing is left."""

@@ -48,7 +48,7 @@ class ArgumentTypes:
         """Whether any text at all is the value itself, so that it can be passed on before its end is known."""
         root = self._functions.get(function, {})
         schema = self._parameter(function, parameter)
-        return declared_types(schema, root) == {"string"} and not list(_choices(schema, root))
+        return declared_types(schema, root) == {"string"} and not list(choices(schema, root))
 
     def convert(self, function: str, parameter: str, text: str) -> Any:
         """The value that ``text`` stands for; unknown functions and parameters count as undeclared."""
@@ -71,7 +71,7 @@ def convert(text: str, schema: object, root: Mapping[str, Any] | None = None) ->
     Without a declared type only objects and arrays are taken for JSON.
     """
     root = root or {}
-    for choice in _choices(schema, root):
+    for choice in choices(schema, root):
         if choice == text if isinstance(choice, str) else _json(text) == choice and type(_json(text)) is type(choice):
             return choice
     types = declared_types(schema, root)
@@ -135,7 +135,8 @@ def _pointed(root: Mapping[str, Any], reference: str) -> object:
     return at
 
 
-def _choices(schema: object, root: Mapping[str, Any]) -> Iterator[Any]:
+def choices(schema: object, root: Mapping[str, Any]) -> Iterator[Any]:
+    """The values that a schema lists: `enum` and `const`, its alternatives' included."""
     for branch in _branches(schema, root):
         yield from _own_choices(branch)
 

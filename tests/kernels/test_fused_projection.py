@@ -20,13 +20,14 @@ def near_composition(reference, dense, buffers, args, got, out):
     assert_close(got[out], composed[out], rtol=2**-6, atol=2**-6)
 
 
-def projection(function, reference, name, args, buffers, dense, grid, threads, out):
-    got = check("fused_projection", function, partial(reference, dense=dense), buffers, (name, args), (grid,), threads, args_index=5)
+def projection(function, reference, name, args, buffers, dense, grid, threads, out, blocks=1):
+    got = check("fused_projection", function, partial(reference, dense=dense), buffers, (name, args), (grid,), threads, args_index=5,
+                constants={2: ("uint", blocks)} if blocks > 1 else None)
     if args["n"] >= 16:   # a lone output may be the small difference of large terms
         near_composition(reference, dense, buffers, args, got, out)
 
 
-def norm_case(n, k, bits, group, out, grid, threads, size=1.0):
+def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1):
     rng = np.random.default_rng(n + k + bits)
     h, g = bf16(rng.normal(0, size, k)), rng.normal(1, 0.3, k).astype(np.float32)
     y = poison(n, np.float32 if out == "f32" else np.uint16)
@@ -36,7 +37,7 @@ def norm_case(n, k, bits, group, out, grid, threads, size=1.0):
     else:
         matrix, dense, suffix = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group), f"b{bits}_g{group}"
     args = {"n": n, "k": k, "eps": EPS}
-    projection(f"gemv_norm_{out}_{suffix}", fused.gemv_norm, "GemvNormArgs", args, [*matrix, h, y, g], dense, grid, threads, 4)
+    projection(f"gemv_norm_{out}_{suffix}", fused.gemv_norm, "GemvNormArgs", args, [*matrix, h, y, g], dense, grid, threads, 4, blocks)
 
 
 @pytest.mark.parametrize("out", ["bf16", "f32"])
@@ -66,7 +67,13 @@ def test_norm_shapes_of_the_35b(bits, n, grid):
     norm_case(n, 2048, bits, 64, "bf16" if bits == 4 else "f32", grid, 64)
 
 
-def gated_norm_case(n, heads, dv, bits, group, grid, threads):
+@pytest.mark.parametrize("k,threads,blocks", [(64, 32, 8), (512, 32, 2), (2048, 32, 8), (2112, 64, 4), (16448, 32, 8), (1024, 32, 4)])
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_norm_with_several_blocks_a_thread(k, threads, blocks, bits):
+    norm_case(67, k, bits, 64, "f32", 2, threads, blocks=blocks)
+
+
+def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1):
     rng = np.random.default_rng(heads + dv)
     k = heads * dv
     matrix, dense = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group)
@@ -74,7 +81,12 @@ def gated_norm_case(n, heads, dv, bits, group, grid, threads):
     h, z, g = bf16(rng.normal(0, 3, n)), bf16(rng.normal(0, 2, k)), rng.normal(1, 0.2, dv).astype(np.float32)
     args = {"n": n, "k": k, "dv": dv, "eps": EPS}
     projection(f"gemv_gated_norm_add_b{bits}_g{group}", fused.gemv_gated_norm_add, "GatedNormAddArgs", args,
-               [*matrix, o, h, z, g], dense, grid, threads, 4)
+               [*matrix, o, h, z, g], dense, grid, threads, 4, blocks)
+
+
+@pytest.mark.parametrize("heads,dv,blocks", [(5, 128, 2), (5, 64, 8), (32, 128, 8), (9, 64, 4)])
+def test_gated_norm_with_several_blocks_a_thread(heads, dv, blocks):
+    gated_norm_case(67, heads, dv, 4, 64, 2, 32, blocks)
 
 
 @pytest.mark.parametrize("bits,group", FORMATS)
@@ -92,14 +104,19 @@ def test_gated_norm_shape_of_the_35b(grid, threads):
     gated_norm_case(2048, 32, 128, 4, 64, grid, threads)
 
 
-def gate_case(n, heads, head_dim, bits, group, grid, threads):
+def gate_case(n, heads, head_dim, bits, group, grid, threads, blocks=1):
     rng = np.random.default_rng(heads + head_dim)
     k = heads * head_dim
     matrix, dense = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group)
     o, h, proj = bf16(rng.normal(0, 1, k)), bf16(rng.normal(0, 3, n)), poison(2 * k + 40, np.uint16)
     proj[: 2 * k] = bf16(rng.normal(0, 2, 2 * k))
     args = {"n": n, "k": k, "head_dim": head_dim}
-    projection(f"gemv_gate_add_b{bits}_g{group}", fused.gemv_gate_add, "GateAddArgs", args, [*matrix, o, h, proj], dense, grid, threads, 4)
+    projection(f"gemv_gate_add_b{bits}_g{group}", fused.gemv_gate_add, "GateAddArgs", args, [*matrix, o, h, proj], dense, grid, threads, 4, blocks)
+
+
+@pytest.mark.parametrize("heads,head_dim,blocks", [(5, 64, 2), (16, 256, 8)])
+def test_gate_with_several_blocks_a_thread(heads, head_dim, blocks):
+    gate_case(67, heads, head_dim, 4, 64, 2, 32, blocks)
 
 
 @pytest.mark.parametrize("bits,group", FORMATS)

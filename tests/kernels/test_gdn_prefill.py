@@ -48,8 +48,8 @@ def test_hard_gates(form):
 
 
 @both_forms
-def test_ignores_padding(form):
-    """Case 35: NaN rows after the real ones change nothing."""
+def test_case_35_ignores_padding(form):
+    """NaN rows after the real ones change nothing."""
     (c, decay, beta, ring, out, step), args = scan_case(64, TINY)
     args = ("ScanArgs", {**args[1], "rows": 35})
     plain = launch(form, ([c[:35].copy(), decay[:35].copy(), beta[:35].copy(), ring, out[:35].copy(), step], args), 128)

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
+from lily.plans.geometry import tile_columns
 from tests.kernels.comparing import assert_close
-from tests.kernels.harness import bf16, poison, run
+from tests.kernels.harness import bf16, device, poison, run
 from tests.reference import linear, moe, quant
+
+
+UNITS = [("grouped_gemm", 32), ("grouped_gemm", 16), ("grouped_gemm_tensor", 64), ("grouped_gemm_tensor", 32), ("grouped_gemm_tensor", 16)]  # P6 and its control
 
 
 def routing(rng, kind, rows, slots, experts):
@@ -17,7 +21,7 @@ def routing(rng, kind, rows, slots, experts):
     return ids + (ids >= experts // 2)     # the middle expert has no row
 
 
-@pytest.mark.parametrize("tile", [32, 16])
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize(
     "bits, group, kind, rows, slots, experts, n, k",
@@ -34,8 +38,8 @@ def routing(rng, kind, rows, slots, experts):
         (4, 64, "uneven", 17, 9, 12, 2048, 512),
     ],
 )
-def test_grouped_gemm(tile, gather, bits, group, kind, rows, slots, experts, n, k):
-    rng = np.random.default_rng(rows + n + k)
+def test_grouped_gemm(unit, gather, bits, group, kind, rows, slots, experts, n, k):
+    (family, tile), rng = unit, np.random.default_rng(rows + n + k)
     w, s, b = quant.random_matrix(rng, (experts, n, k), bits, group)
     ids, total = routing(rng, kind, rows, slots, experts), rows * slots
     max_blocks = -(-total // tile) + min(experts, total)
@@ -43,8 +47,8 @@ def test_grouped_gemm(tile, gather, bits, group, kind, rows, slots, experts, n, 
     x = bf16(rng.normal(0, 1, (rows if gather else total, k)))
     y = poison((total + 3, n + 8), np.uint16)      # rows and columns of padding that must stay as they are
     args = {"n": n, "k": k, "ldx": k, "ldy": n + 8, "gather_slots": slots if gather else 0, "experts": experts}
-    run("grouped_gemm", f"grouped_gemm_bf16_b{bits}_g{group}_m{tile}", {0: w, 1: s, 2: b, 3: x, 4: y, 6: block_map, 7: sorted_rows},
-        ("GroupedGemmArgs", args), 5, (-(-n // 64), max_blocks, 1), (128, 1, 1))
+    run(family, f"{family}_bf16_b{bits}_g{group}_m{tile}", {0: w, 1: s, 2: b, 3: x, 4: y, 6: block_map, 7: sorted_rows},
+        ("GroupedGemmArgs", args), 5, (-(-n // tile_columns(tile)), max_blocks, 1), (128, 1, 1))
     assert (y[total:] == 0xFFFF).all() and (y[:, n:] == 0xFFFF).all()
     weights = np.zeros((experts, n, k), np.float32)
     used = np.unique(ids)
@@ -77,27 +81,29 @@ class Case:
         used = np.unique(self.ids)
         self.weights[used] = quant.expand(*(part[used] for part in self.packed), bits, group)
 
-    def launch(self, function, y, n, columns, block_map, sorted_rows, weights=None):
+    def launch(self, unit, kernel, y, n, block_map, sorted_rows, weights=None):
         """y [total, ldy]: columns 0 .. n of the rows that block_map names."""
+        family, tile = unit
+        columns = tile_columns(tile) // (2 if "silu" in kernel else 1)
         parts = {0: weights} if weights is not None else dict(enumerate(self.packed))
         args = {"n": n, "k": self.k, "ldx": self.k, "ldy": y.shape[1], "gather_slots": self.slots, "experts": self.experts}
         buffers = parts | {3: self.x, 4: y, 6: block_map, 7: sorted_rows}
-        run("grouped_gemm", function, buffers, ("GroupedGemmArgs", args), 5, (-(-n // columns), len(block_map), 1), (128, 1, 1))
+        run(family, f"{family}_{kernel}_m{tile}", buffers, ("GroupedGemmArgs", args), 5, (-(-n // columns), len(block_map), 1), (128, 1, 1))
 
     def plan(self, tile):
         return moe.route_plan(self.ids, self.experts, tile, -(-self.total // tile) + min(self.experts, self.total))
 
 
-@pytest.mark.parametrize("tile", [32, 16])
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
     "bits, group, rows, slots, experts, width, k",
     [(4, 64, 33, 8, 33, 64, 256), (4, 64, 9, 8, 12, 512, 2048), (8, 32, 5, 2, 4, 40, 64), (4, 32, 5, 2, 4, 32, 128), (4, 128, 5, 2, 4, 32, 128), (8, 64, 5, 2, 4, 96, 128), (8, 128, 3, 1, 2, 8, 128)],
 )
-def test_gate_and_up_with_activation(tile, bits, group, rows, slots, experts, width, k):
+def test_gate_and_up_with_activation(unit, bits, group, rows, slots, experts, width, k):
     case = Case(bits, group, rows, slots, experts, 2 * width, k)
-    offsets, sorted_rows, _, block_map = case.plan(tile)
+    offsets, sorted_rows, _, block_map = case.plan(unit[1])
     y = poison((case.total + 3, width + 8), np.uint16)
-    case.launch(f"grouped_gemm_silu_bf16_b{bits}_g{group}_m{tile}", y, width, 32, block_map, sorted_rows)
+    case.launch(unit, f"silu_bf16_b{bits}_g{group}", y, width, block_map, sorted_rows)
     assert (y[case.total :] == 0xFFFF).all() and (y[:, width:] == 0xFFFF).all()
     expected = linear.grouped_gemm_silu(case.weights, case.x, offsets, sorted_rows, slots)
     assert_close(np.ascontiguousarray(y[: case.total, :width]), expected)
@@ -114,45 +120,83 @@ def test_dequantise(bits, group):
         np.testing.assert_array_equal(quant.to_f32(out), quant.expand(*packed, bits, group))
 
 
-@pytest.mark.parametrize("tile", [32, 16])
-def test_expanded_weights_give_the_same_bytes(tile):
+@pytest.mark.parametrize("unit", UNITS)
+def test_expanded_weights_give_the_same_bytes(unit):
     """P1: in-tile dequantisation and its control, dequantise and a w16 product, multiply the same bf16 operands."""
     case = Case(4, 64, 21, 4, 9, 256, 256)
-    _, sorted_rows, _, block_map = case.plan(tile)
+    _, sorted_rows, _, block_map = case.plan(unit[1])
     expanded = poison(case.weights.shape, np.uint16)
     run("dequantise", "dequantise_b4_g64", {**dict(enumerate(case.packed)), 3: expanded}, ("DequantiseArgs", {"rows": 9 * 256, "k": 256}), 4, (8, 1, 1), (256, 1, 1))
-    for name, n, columns in (("grouped_gemm", 256, 64), ("grouped_gemm_silu", 128, 32)):
+    for kernel, n in (("bf16", 256), ("silu_bf16", 128)):
         tiled, control = (poison((case.total, n), np.uint16) for _ in range(2))
-        case.launch(f"{name}_bf16_b4_g64_m{tile}", tiled, n, columns, block_map, sorted_rows)
-        case.launch(f"{name}_bf16_w16_m{tile}", control, n, columns, block_map, sorted_rows, expanded)
+        case.launch(unit, f"{kernel}_b4_g64", tiled, n, block_map, sorted_rows)
+        case.launch(unit, f"{kernel}_w16", control, n, block_map, sorted_rows, expanded)
         np.testing.assert_array_equal(control, tiled)
 
 
+@pytest.mark.parametrize("family, tile", [("grouped_gemm", 32), ("grouped_gemm_tensor", 32), ("grouped_gemm_tensor", 64)])
 @pytest.mark.parametrize("rows, slots, experts", [(1, 4, 9), (50, 4, 9), (100, 2, 3)])
-def test_two_lists_of_tiles_write_all_rows(rows, slots, experts):
+def test_two_lists_of_tiles_write_all_rows(family, tile, rows, slots, experts):
     """P3: large tiles and the tail list's small ones, each list its own launch, together are one grouped GEMM."""
     case = Case(4, 64, rows, slots, experts, 64, 128)
     max_tail = min(experts, case.total)
-    offsets, sorted_rows, _, block_map, tail_map = moe.route_plan_split(case.ids, experts, 32, -(-case.total // 32) + max_tail, 16, max_tail)
+    offsets, sorted_rows, _, block_map, tail_map = moe.route_plan_split(case.ids, experts, tile, -(-case.total // tile) + max_tail, tile // 2, max_tail)
     y = poison((case.total, 64), np.uint16)
-    case.launch("grouped_gemm_bf16_b4_g64_m32", y, 64, 64, block_map, sorted_rows)
-    case.launch("grouped_gemm_bf16_b4_g64_m16", y, 64, 64, tail_map, sorted_rows)
+    case.launch((family, tile), "bf16_b4_g64", y, 64, block_map, sorted_rows)
+    case.launch((family, tile // 2), "bf16_b4_g64", y, 64, tail_map, sorted_rows)
     assert_close(y, linear.grouped_gemm(case.weights, case.x, offsets, sorted_rows, slots))
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("rows", [4096, 4097, 4098, 5001])
+def test_case_32_prompts_of_many_rows_leave_no_row_unwritten_and_chunks_equal_the_whole(rows, unit):
+    """Every routed row against the reference, and not one bit differs when the rows come in chunks of 1,024."""
+    case = Case(4, 64, rows, 2, 17, 64, 64)
+    offsets, sorted_rows, _, block_map = case.plan(unit[1])
+    whole = poison((case.total, 64), np.uint16)
+    case.launch(unit, "bf16_b4_g64", whole, 64, block_map, sorted_rows)
+    assert_close(whole, linear.grouped_gemm(case.weights, case.x, offsets, sorted_rows, 2))
+    by_choice, ids, x = np.empty_like(whole), case.ids, case.x
+    by_choice[sorted_rows] = whole
+    for start in range(0, rows, 1024):
+        case.ids, case.x = ids[start : start + 1024], x[start : start + 1024].copy()
+        case.total = case.ids.size
+        _, sorted_rows, _, block_map = case.plan(unit[1])
+        part, chunk = poison((case.total, 64), np.uint16), np.empty((case.total, 64), np.uint16)
+        case.launch(unit, "bf16_b4_g64", part, 64, block_map, sorted_rows)
+        chunk[sorted_rows] = part
+        np.testing.assert_array_equal(chunk, by_choice[2 * start : 2 * start + case.total])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 512])
+def test_tensor_operations_agree_with_simdgroup_matrices(rows):
+    """P6 on and off: gate and up of an expert layer in 64-row, 32-row and 16-row tiles against numpy, and against each other."""
+    case, out = Case(4, 64, rows, 2, 8, 2 * 64, 128), {}
+    for unit in UNITS:
+        offsets, sorted_rows, _, block_map = case.plan(unit[1])
+        out[unit] = poison((case.total, 64), np.uint16)
+        case.launch(unit, "silu_bf16_b4_g64", out[unit], 64, block_map, sorted_rows)
+        assert_close(out[unit], linear.grouped_gemm_silu(case.weights, case.x, offsets, sorted_rows, case.slots))
+    for unit in UNITS[2:]:
+        assert_close(out[unit], quant.to_f32(out["grouped_gemm", 16]))
+        if device().kind == "cpu":  # there both units add in the same order
+            np.testing.assert_array_equal(out[unit], out["grouped_gemm", 16])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("family, tile", [("grouped_gemm", 32), ("grouped_gemm_tensor", 32)])
 @pytest.mark.parametrize("kind", ["uneven", "one"])
 @pytest.mark.parametrize("rows", [1, 7, 64, 512, 2048, 4096, 4097, 4098, 5001])
-def test_all_experts_of_the_35b(rows, kind):
+def test_all_experts_of_the_35b(family, tile, rows, kind):
     """256 experts, gate and up of the 35B (width 512, k 2,048): sampled rows, all columns, against float64."""
-    width, k, experts, slots, tile = 512, 2048, 256, 8, 32
+    width, k, experts, slots = 512, 2048, 256, 8
     rng = np.random.default_rng(rows)
     packed = quant.random_matrix(rng, (experts, 2 * width, k), 4, 64)
     ids, total = routing(rng, kind, rows, slots, experts), rows * slots
     offsets, sorted_rows, _, block_map = moe.route_plan(ids, experts, tile, -(-total // tile) + min(experts, total))
     x, y = bf16(rng.normal(0, 1, (rows, k))), poison((total, width), np.uint16)
     args = {"n": width, "k": k, "ldx": k, "ldy": width, "gather_slots": slots, "experts": experts}
-    run("grouped_gemm", "grouped_gemm_silu_bf16_b4_g64_m32", {**dict(enumerate(packed)), 3: x, 4: y, 6: block_map, 7: sorted_rows},
+    run(family, f"{family}_silu_bf16_b4_g64_m{tile}", {**dict(enumerate(packed)), 3: x, 4: y, 6: block_map, 7: sorted_rows},
         ("GroupedGemmArgs", args), 5, (width // 32, len(block_map), 1), (128, 1, 1))
     assert not (y == 0xFFFF).any()
     for row in rng.choice(total, min(total, 24), replace=False):

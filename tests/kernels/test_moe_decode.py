@@ -31,10 +31,11 @@ def gate_up_case(dims, bits=4, group=64, normed=1, topk=1, normalise=1, matrices
     return [*matrix, h, poison((slots, width), np.uint16), g, logits, ids, weights], args, fused.quantised(bits, group)
 
 
-def gate_up(case, bits, group, grid, threads):
+def gate_up(case, bits, group, grid, threads, blocks=1):
     buffers, args, dense = case
     got = check("moe_decode", f"moe_gate_up_b{bits}_g{group}", partial(fused.moe_gate_up, dense=dense), buffers,
-                ("MoeGateUpArgs", args), (grid, args["slots"]), threads, args_index=5)
+                ("MoeGateUpArgs", args), (grid, args["slots"]), threads, args_index=5,
+                constants={2: ("uint", blocks)} if blocks > 1 else None)
     composed = [b.copy() for b in buffers]
     fused.moe_gate_up(*composed, args, dense=dense, between=fused.through_bf16)
     assert_close(got[4], composed[4], rtol=2**-5, atol=2**-5)
@@ -56,6 +57,11 @@ def test_gate_up_tiny(normed, topk, grid, threads):
 @pytest.mark.parametrize("normed,topk,grid,threads", [(1, 1, 64, 64), (1, 1, 2, 64), (1, 1, 3, 32), (0, 0, 64, 64)])
 def test_gate_up_shape_of_the_35b(normed, topk, grid, threads):
     gate_up(gate_up_case(REAL, normed=normed, topk=topk), 4, 64, grid, threads)
+
+
+@pytest.mark.parametrize("blocks", [2, 8])
+def test_gate_up_with_several_blocks_a_thread(blocks):
+    gate_up(gate_up_case(TINY if blocks == 2 else REAL), 4, 64, 2, 32, blocks)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -88,7 +94,7 @@ def test_gate_up_skips_an_expert_kept_elsewhere():
     assert (got[4][8] == 0xFFFF).all() and got[7][8] == 32
 
 
-def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False):
+def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False, blocks=1):
     rng = np.random.default_rng(n + k)
     matrix, dense = quant.random_matrix(rng, (matrices, n, k), bits, group), fused.quantised(bits, group)
     ids = rng.permutation(matrices)[:slots].astype(np.uint32)
@@ -98,7 +104,7 @@ def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False):
     buffers = [*matrix, act, bf16(rng.normal(0, 3, n)), ids, weights]
     args = {"slots": slots, "n": n, "k": k, "matrices": matrices}
     got = check("moe_decode", f"moe_down_add_b{bits}_g{group}", partial(fused.moe_down_add, dense=dense), buffers,
-                ("MoeDownArgs", args), (grid,), threads, args_index=5)
+                ("MoeDownArgs", args), (grid,), threads, args_index=5, constants={2: ("uint", blocks)} if blocks > 1 else None)
     composed = [b.copy() for b in buffers]
     fused.moe_down_add(*composed, args, dense=dense, between=fused.through_bf16)
     assert_close(got[4], composed[4], rtol=2**-6, atol=2**-6)
@@ -112,6 +118,11 @@ def test_down_formats(bits, group):
 @pytest.mark.parametrize("n,k,slots,grid,threads", [(256, 64, 9, 2, 32), (67, 64, 9, 1, 32), (256, 64, 1, 2, 32), (64, 512, 3, 4, 64), (130, 512, 9, 2, 96)])
 def test_down_teams(n, k, slots, grid, threads):
     down(n, k, slots, 12, 4, 64, grid, threads)
+
+
+@pytest.mark.parametrize("k,slots,blocks", [(64, 9, 2), (512, 9, 8), (512, 9, 4), (64, 2, 8)])
+def test_down_with_several_blocks_a_thread(k, slots, blocks):
+    down(130, k, slots, 12, 4, 64, 2, 32, blocks=blocks)
 
 
 @pytest.mark.parametrize("grid,threads", [(128, 160), (5, 160), (16, 32)])

@@ -64,7 +64,7 @@ def test_manifests_describe_every_kernel_as_declared(translate):
     seen = set()
     for path in FAMILIES:
         code, manifest = translate(path)
-        source = path.read_text()
+        source = "".join(p.read_text() for p in (path, *METAL.glob("*.h")))
         for entry in manifest["entries"]:
             assert f"#ifdef LILY_ENTRY_{entry['symbol']}\n" in code and 32 <= entry["max_threads"] <= 1024
             assert entry["symbol"] not in seen

@@ -13,13 +13,15 @@ from tests.reference.numbers import (
 
 WEIGHT_ONE = 1 << 26
 SAMPLE_PARAMS = np.dtype(
-    [("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("top_k", "u4"), ("seed_lo", "u4"), ("seed_hi", "u4")]
+    [("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("top_k", "u4"), ("seed_lo", "u4"), ("seed_hi", "u4"),
+     ("repetition_penalty", "f4"), ("presence_penalty", "f4"), ("frequency_penalty", "f4"), ("adjust", "u4"), ("top_logprobs", "u4")]
 )
 
 
-def sample_params(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, seed=0) -> np.ndarray:
+def sample_params(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, seed=0, repetition=1.0, presence=0.0, frequency=0.0, adjust=0,
+                  top_logprobs=0) -> np.ndarray:
     """SampleParams of metal/common.h as the bytes of a uint32 array."""
-    fields = (temperature, top_p, min_p, top_k, seed & 0xFFFFFFFF, seed >> 32)
+    fields = (temperature, top_p, min_p, top_k, seed & 0xFFFFFFFF, seed >> 32, repetition, presence, frequency, adjust, top_logprobs)
     return np.array([fields], SAMPLE_PARAMS).view(np.uint32)
 
 

@@ -14,11 +14,15 @@ import uvicorn
 import lily
 from lily import Piece, Usage
 from lily.chat import ChatTemplate
-from lily.errors import RequestError
+from lily.config import GenerationDefaults
+from lily.guidance import response_schema
 from lily.reasoning import ReasoningSplitter
+from lily.reply import CallReader
+from lily.sampling import SAMPLING_KEYWORDS, with_defaults
 from lily.server import create_app
 from lily.stop_strings import normal_stops
 from lily.tokenizer import Tokenizer
+from lily.tool_choice import plan_tools
 
 TINY = Path(lily.__file__).parent / "data" / "lily-tiny"
 
@@ -52,15 +56,17 @@ class FakeModel:
         call = {"prompt": prompt, "prompt_ids": None, **keywords}
         self.calls.append(call)
         normal_stops(keywords.get("stop"))
-        temperature = keywords.get("temperature")
-        if temperature is not None and temperature < 0:
-            raise RequestError("temperature must be a number, 0 or more", where="temperature")
+        with_defaults(GenerationDefaults(), 6144, {name: value for name, value in keywords.items() if name in SAMPLING_KEYWORDS})
+        response_schema(keywords.get("response_format"))
         if keywords.get("prompt_ids") is not None:
             count = len(keywords["prompt_ids"])
         elif keywords.get("raw"):
             count = len(self.tokenizer.encode(prompt))
         else:
-            count = len(self.template.encode(prompt, tools=keywords.get("tools"), enable_thinking=keywords.get("enable_thinking")))
+            plan = plan_tools(keywords.get("tools"), keywords.get("tool_choice"))
+            call["tools"] = plan.tools
+            call["prompt_ids"] = plan.prompt_ids(self.template, self.tokenizer, prompt, enable_thinking=keywords.get("enable_thinking"))
+            count = len(call["prompt_ids"])
         return self._pieces(call, count, keywords["progress"])
 
     def _pieces(self, call: dict[str, Any], count: int, progress: Callable[[int, int], None]) -> Iterator[Piece]:
@@ -68,6 +74,8 @@ class FakeModel:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         splitter = ReasoningSplitter(self.thinks)
+        plan = plan_tools(call.get("tools"), call.get("tool_choice"))
+        calls = CallReader(plan.tools or (), prefix=plan.prefix, several=call.get("parallel_tool_calls") is not False)
         begun = time.perf_counter()
         done = 0
         try:
@@ -80,9 +88,11 @@ class FakeModel:
                 self.steps += 1
                 done += 1
                 split = splitter.push(text)
-                yield Piece(split.text, split.reasoning, (done,))
+                yield calls.read(Piece(split.text, split.reasoning, (done,)))
+                if calls.ended:
+                    break
             split = splitter.flush()
-            yield Piece(split.text, split.reasoning, (), self.reason, Usage(count, done, 1, time.perf_counter() - begun, 0.0))
+            yield calls.read(Piece(split.text, split.reasoning, (), self.reason, Usage(count, done, 1, time.perf_counter() - begun, 0.0)))
         except GeneratorExit:
             self.closed += 1
             raise

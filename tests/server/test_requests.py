@@ -31,8 +31,9 @@ def test_unknown_fields_and_null_are_tolerated(http):
     {"messages": [{"role": "user", "content": "\ud800"}]}, {"messages": [{"role": "\ud800", "content": ""}]}, {"messages": [{"role": "assistant"}, *USER]},
     {"tools": "f"}, {"tools": [1]}, {"tools": [{}]}, {"tools": [{"type": "function"}]}, {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
     {"tools": [{"type": "web", "name": "f"}]}, {"tool_choice": "required"}, {"tools": [TOOL], "tool_choice": "always"},
-    {"tools": [TOOL], "tool_choice": "required", "enable_thinking": True}, {"enable_thinking": "no"}, {"chat_template_kwargs": 1}, {"logprobs": True},
-    {"presence_penalty": 0.5}, {"presence_penalty": "0"}, {"response_format": {"type": "x"}}, {"model": 5}, {"parallel_tool_calls": "no"},
+    {"tools": [TOOL], "tool_choice": "required", "enable_thinking": True}, {"enable_thinking": "no"}, {"chat_template_kwargs": 1}, {"logprobs": 1},
+    {"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logit_bias": {"x": 1}}, {"logit_bias": [1]}, {"logit_bias": {"5": 101}},
+    {"presence_penalty": "0"}, {"repetition_penalty": 0}, {"thinking_budget": "9"}, {"response_format": "json"}, {"response_format": {"type": "json_schema"}}, {"response_format": {"type": "x"}}, {"model": 5}, {"parallel_tool_calls": "no"},
 ])
 def test_wrong_values_are_400_in_openais_shape(http, wrong):
     response = http.post(CHAT, content=json.dumps({"messages": USER, **wrong}))
@@ -50,7 +51,7 @@ def test_bodies_that_are_no_json_object(http, body):
 
 
 @pytest.mark.parametrize("wrong", [{}, {"prompt": 5}, {"prompt": ["a", "b"]}, {"prompt": [1, "a"]}, {"prompt": [True]}, {"prompt": [[1], [2]]}, {"prompt": "x", "echo": True},
-                                   {"prompt": "x", "suffix": "y"}, {"prompt": "x", "best_of": 2}, {"prompt": "x", "logprobs": 0}])
+                                   {"prompt": "x", "suffix": "y"}, {"prompt": "x", "best_of": 2}, {"prompt": "x", "logprobs": True}, {"prompt": "x", "logprobs": 21}])
 def test_wrong_completions(http, wrong):
     assert http.post("/v1/completions", json=wrong).status_code == 400
 

@@ -71,7 +71,11 @@ class PlanContext:
     @property
     def tile(self) -> int:
         c = self.config
-        return policy.expert_tile(self.rows, c.top_k, c.num_experts, self.options.tile_by_load)
+        return policy.expert_tile(self.rows, c.top_k, c.num_experts, self.options.tile_by_load, self.largest_tile)
+
+    @property
+    def largest_tile(self) -> int:
+        return policy.largest_tile(self.options.tensor_ops, self.capabilities)
 
     @property
     def total(self) -> int:
@@ -83,8 +87,13 @@ class PlanContext:
 
     @property
     def split_tiles(self) -> bool:
-        """P3: a list of 32-row tiles and a list of 16-row tiles for what is left of each expert, both in one level."""
-        return self.tile == 32
+        """P3: a list of large tiles and a list of small ones for what is left of each expert, both in one level."""
+        return self.tile > 16
+
+    @property
+    def tail_tile(self) -> int:
+        """Rows of a tile of the second list."""
+        return self.tile // 2
 
     @property
     def max_tail(self) -> int:

@@ -18,7 +18,7 @@ def norm_linear(b: Builder, op: Op) -> None:
     b.emit(op.id, "fused_projection", f"gemv_norm_{kind}_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "h"), b.bind(4, target, "w", g.n * (4 if kind == "f32" else 2)), b.bind(6, op.norm)], 5,
            "GemvNormArgs", {"n": g.n, "k": g.k, "eps": b.config.rms_norm_eps}, (geo.shared_out(-(-g.n // rows), tuning), 1, 1), threads,
-           g.n * g.k)
+           g.n * g.k, geo.lane_blocks(g.k, tuning))
 
 
 def gdn_step(b: Builder, op: Op) -> None:
@@ -57,7 +57,7 @@ def gated_norm_add(b: Builder, op: Op) -> None:
     b.emit(op.id, "fused_projection", f"gemv_gated_norm_add_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "scan"), b.bind(4, "h", "rw"), b.bind(6, b.region("proj").slice(2 * z), "r", 2 * c.value_width),
             b.bind(7, f"p:{p}.gdn_norm")], 5, "GatedNormAddArgs", {"n": g.n, "k": g.k, "dv": c.dv, "eps": c.rms_norm_eps},
-           (geo.shared_out(-(-g.n // geo.TEAM_ROWS), tuning), 1, 1), geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k)
+           (geo.shared_out(-(-g.n // geo.TEAM_ROWS), tuning), 1, 1), geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k, geo.lane_blocks(g.k, tuning))
 
 
 def gate_add(b: Builder, op: Op) -> None:
@@ -67,7 +67,7 @@ def gate_add(b: Builder, op: Op) -> None:
     b.emit(op.id, "fused_projection", f"gemv_gate_add_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "mix"), b.bind(4, "h", "rw"), b.bind(6, "proj")], 5, "GateAddArgs",
            {"n": g.n, "k": g.k, "head_dim": b.config.head_dim}, (geo.shared_out(-(-g.n // geo.TEAM_ROWS), tuning), 1, 1),
-           geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k)
+           geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k, geo.lane_blocks(g.k, tuning))
 
 
 def moe_gate_up(b: Builder, op: Op) -> None:
@@ -86,7 +86,8 @@ def moe_gate_up(b: Builder, op: Op) -> None:
             b.bind(7, "router_logits"), b.bind(8, "expert_ids", mode), b.bind(9, "expert_weights", mode)], 5, "MoeGateUpArgs",
            {"slots": ctx.slots, "top_k": c.top_k, "experts": c.num_experts, "width": c.expert_width, "k": g.k, "matrices": g.experts,
             "eps": c.rms_norm_eps, "normed": int(op.norm is not None), "topk": int(routed), "normalise": int(c.norm_topk_prob)},
-           (per_slot, ctx.slots, 1), geo.team_threads(g.k, geo.GATE_UP_THREADS, tuning), ctx.slots * g.n * g.k)
+           (per_slot, ctx.slots, 1), geo.team_threads(g.k, geo.GATE_UP_THREADS, tuning), ctx.slots * g.n * g.k,
+           geo.lane_blocks(g.k, tuning))
 
 
 def moe_down_add(b: Builder, op: Op) -> None:
@@ -98,7 +99,7 @@ def moe_down_add(b: Builder, op: Op) -> None:
            [*weight_bindings(b, g, min(1.0, ctx.slots / g.experts)), b.bind(3, "act"), b.bind(4, "h", "rw"), b.bind(6, "expert_ids"),
             b.bind(7, "expert_weights")], 5, "MoeDownArgs", {"slots": ctx.slots, "n": c.hidden_size, "k": g.k, "matrices": g.experts},
            (geo.shared_out(-(-c.hidden_size // geo.TEAM_ROWS), tuning), 1, 1), geo.team_threads(ctx.slots * g.k, geo.DOWN_THREADS, tuning),
-           ctx.slots * g.n * g.k)
+           ctx.slots * g.n * g.k, geo.lane_blocks(ctx.slots * g.k, tuning))
 
 
 # D4.3's control: the four kernels that attn_prepare replaces.

@@ -37,14 +37,25 @@ def team_threads(k: int, most: int, tuning: Tuning) -> int:
     return 32 if k <= 1024 or tuning.max_groups else min(most, 32 * _ceil(k, 1024))
 
 
+def lane_blocks(k: int, tuning: Tuning) -> tuple[tuple[int, str, int], ...]:
+    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes. Empty where it is 1."""
+    blocks = 1
+    while 2 * blocks <= min(tuning.lane_blocks, k // (32 * 8)):
+        blocks *= 2
+    return ((2, "uint", blocks),) if blocks > 1 else ()
+
+
 # fused_projection.metal, moe_decode.metal: most threads, outputs a group when a GPU is to be filled.
 NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
 TEAM_ROWS, ROUTER_ROWS, GATE_UP_COLUMNS = 16, 4, 8
 
-# tile.h: kTileColumns, kTileThreads; gemm.metal: rows of its tile.
-GEMM_COLUMNS = 64
-GEMM_ROWS = 32
+# tile.h: kTileThreads, tile_columns.
 GEMM_THREADS = 128
+
+
+def tile_columns(rows: int) -> int:
+    return 128 if rows > 32 else 64
+
 
 # routing.metal
 TOPK_ROWS, TOPK_THREADS = 1, 32
@@ -130,6 +141,8 @@ ATTN_QUERIES = 32
 # sampling.metal: finish is one simdgroup exactly.
 ARGMAX_THREADS = 128
 SAMPLE_THREADS = 256
+ADJUST_THREADS = 256
+LOGPROBS_THREADS = 256
 FINISH_THREADS = 32
 ADVANCE_THREADS = 32
 

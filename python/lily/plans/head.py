@@ -57,6 +57,20 @@ def sample(b: Builder, op: Op) -> None:
            {"vocab": b.config.vocab_size}, (1, 1, 1), geo.SAMPLE_THREADS)
 
 
+def adjust(b: Builder, op: Op) -> None:
+    """Penalties, bias and mask on the logits, in place; only in the plans of requests that have one of them."""
+    vocab = b.config.vocab_size
+    b.emit(op.id, "logits", "adjust_logits",
+           [b.bind(0, "logits", "rw"), b.bind(1, "token_counts", "rw"), b.bind(2, "logit_bias"), b.bind(3, "token_mask"), b.bind(4, "sample_params"),
+            b.bind(5, "step")], 6, "SampleArgs", {"vocab": vocab}, (-(-vocab // (8 * geo.ADJUST_THREADS)), 1, 1), geo.ADJUST_THREADS)
+
+
+def logprobs(b: Builder, op: Op) -> None:
+    b.emit(op.id, "logits", "token_logprobs",
+           [b.bind(0, "logits"), b.bind(1, "sample_params"), b.bind(2, "step"), b.bind(3, "sampled"), b.bind(4, "logprobs", "w")], 5, "SampleArgs",
+           {"vocab": b.config.vocab_size}, (1, 1, 1), geo.LOGPROBS_THREADS)
+
+
 def finish(b: Builder, op: Op, sampled: bool, stop_count: int) -> None:
     """Second argmax launch and the end of a step: token hand-off (D2), stop ids, position and ring slot."""
     b.emit(op.id, "sampling", "finish",

@@ -53,8 +53,14 @@ def linear(b: Builder, op: Op) -> None:
     else:
         if expanded(b, op, g):
             bindings[:3] = [b.bind(0, "expanded", "r", 2 * g.n * g.k)]
-        b.emit(op.id, "gemm", f"gemm_{kind}_{matrix_suffix(b, g)}", bindings, 5, "GemmArgs", args,
-               (-(-g.n // geo.GEMM_COLUMNS), -(-rows // geo.GEMM_ROWS), 1), geo.GEMM_THREADS, macs)
+        family, tile = matrix_family(b, "gemm"), policy.gemm_tile(rows, b.ctx.largest_tile)
+        b.emit(op.id, family, f"{family}_{kind}_{matrix_suffix(b, g)}_m{tile}", bindings, 5, "GemmArgs", args,
+               (-(-g.n // geo.tile_columns(tile)), -(-rows // tile), 1), geo.GEMM_THREADS, macs)
+
+
+def matrix_family(b: Builder, family: str) -> str:
+    """P6: the kernels of the matrix unit in use."""
+    return policy.matrix_family(family, b.ctx.options.tensor_ops, b.ctx.capabilities)
 
 
 def expanded(b: Builder, op: Op, g: Group) -> bool:
@@ -97,7 +103,7 @@ def route(b: Builder, op: Op) -> None:
     args: dict[str, float | int] = {"total": ctx.total, "experts": ctx.expert_count, "tile": ctx.tile, "max_blocks": ctx.max_blocks}
     if ctx.split_tiles:
         b.emit(op.id, family, "route_plan_split", [*lists, b.bind(6, "tail_map", "w")], 5, "RouteSplitArgs",
-               {**args, "tail_tile": 16, "max_tail": ctx.max_tail}, (1, 1, 1), geo.ROUTE_THREADS)
+               {**args, "tail_tile": ctx.tail_tile, "max_tail": ctx.max_tail}, (1, 1, 1), geo.ROUTE_THREADS)
     else:
         b.emit(op.id, family, "route_plan", lists, 5, "RouteArgs", args, (1, 1, 1), geo.ROUTE_THREADS)
 
@@ -110,7 +116,7 @@ def expert_linear(b: Builder, op: Op) -> None:
     source, target = ("act", "expert_out") if down else ("x", "gate_up")
     share = min(1.0, ctx.total / max(1, g.experts))
     if not ctx.expert_gemv:
-        grouped_gemm(b, op, g, source, target, "grouped_gemm_bf16", g.n, geo.GEMM_COLUMNS, share)
+        grouped_gemm(b, op, g, source, target, "bf16", g.n, 1, share)
         return
     args = {"rows": ctx.rows, "slots": ctx.slots, "n": g.n, "k": g.k, "ldx": g.k, "ldy": g.n, "per_slot": int(down), "experts": max(1, g.experts)}
     threads, groups = geo.gemv(g.n, g.k, ctx.capabilities.tuning)
@@ -124,24 +130,25 @@ def expert_linear_silu(b: Builder, op: Op) -> None:
     assert op.weight is not None
     g = b.ctx.groups[op.weight]
     share = min(1.0, b.ctx.total / max(1, g.experts))
-    grouped_gemm(b, op, g, "x", "act", "grouped_gemm_silu_bf16", b.config.expert_width, geo.GEMM_COLUMNS // 2, share)
+    grouped_gemm(b, op, g, "x", "act", "silu_bf16", b.config.expert_width, 2, share)
 
 
-def grouped_gemm(b: Builder, op: Op, g: Group, source: str, target: str, kernel: str, n: int, columns: int, share: float) -> None:
-    """One launch per tile list. With split lists (P3) the tail's 16-row tiles run in the same level, on rows that the big
+def grouped_gemm(b: Builder, op: Op, g: Group, source: str, target: str, kernel: str, n: int, rows_per_output: int, share: float) -> None:
+    """One launch per tile list; `rows_per_output`: 2 with gate and up in one tile. With split lists (P3) the tail's smaller tiles run in the same level, on rows that the big
     list does not have; the weights that both read are counted once."""
     ctx = b.ctx
     weights = weight_bindings(b, g, share)
     if expanded(b, op, g):
         weights = [b.bind(0, "expanded", "r")]
     args = {"n": n, "k": g.k, "ldx": g.k, "ldy": n, "gather_slots": ctx.slots if source == "x" else 0, "experts": max(1, g.experts)}
-    lists = [("block_map", ctx.tile, ctx.max_blocks, "")] + ([("tail_map", 16, ctx.max_tail, "_tail")] if ctx.split_tiles else [])
+    family = matrix_family(b, "grouped_gemm")
+    lists = [("block_map", ctx.tile, ctx.max_blocks, "")] + ([("tail_map", ctx.tail_tile, ctx.max_tail, "_tail")] if ctx.split_tiles else [])
     for name, tile, blocks, suffix in lists:
         write = Binding(4, b.region(target), "w", None if not suffix else 0, op.id)
-        b.emit(op.id + suffix, "grouped_gemm", f"{kernel}_{matrix_suffix(b, g)}_m{tile}",
+        b.emit(op.id + suffix, family, f"{family}_{kernel}_{matrix_suffix(b, g)}_m{tile}",
                [*(weights if not suffix else [replace(w, touched=0) for w in weights]), b.bind(3, source), write, b.bind(6, name),
                 b.bind(7, "sorted_rows")], 5, "GroupedGemmArgs", args,
-               (-(-n // columns), blocks, 1), geo.GEMM_THREADS, ctx.total * g.n * g.k if not suffix else 0)
+               (-(-n * rows_per_output // geo.tile_columns(tile)), blocks, 1), geo.GEMM_THREADS, ctx.total * g.n * g.k if not suffix else 0)
 
 
 def silu_mul(b: Builder, op: Op) -> None:

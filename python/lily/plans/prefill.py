@@ -14,7 +14,9 @@ LOWERINGS = {
     "add_rmsnorm": head.add_rmsnorm,
     "final_norm": head.final_norm,
     "argmax": head.argmax,
+    "adjust": head.adjust,
     "sample": head.sample,
+    "logprobs": head.logprobs,
     "linear": linear.linear,
     "router_topk": linear.router_topk,
     "route": linear.route,
@@ -55,13 +57,15 @@ def lower(b: Builder, ops: list[Op], sampled: bool = False, stop_count: int = 0)
             LOWERINGS[op.kind](b, op)
 
 
-def prefill_plan(ctx: PlanContext, fixed: dict[str, Region], *, choose: bool, sampled: bool = False, stop_count: int = 0) -> list[Dispatch]:
+def prefill_plan(
+    ctx: PlanContext, fixed: dict[str, Region], *, choose: bool, sampled: bool = False, stop_count: int = 0, adjusted: bool = False, logprobs: bool = False,
+) -> list[Dispatch]:
     """Dispatches of one chunk. `choose`: the chunk ends the prompt, so the next token is chosen from its last row;
     otherwise the state only advances. With `ctx.head_rows == ctx.rows` every row's logits are computed."""
     b = Builder(ctx, fixed)
     lower(b, fuse(model_ops(ctx.config, frozenset(ctx.groups)), "prefill", ctx.options, ctx.shared_joined)[0])
     if choose:
-        lower(b, head_ops(ctx.config, sampled), sampled, stop_count)
+        lower(b, head_ops(ctx.config, sampled, adjusted, logprobs), sampled, stop_count)
     else:
         if ctx.head_rows:
             lower(b, head_ops(ctx.config, False)[:2])

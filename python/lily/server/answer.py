@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from ..logprobs import TokenLogprob
 from ..reply import Piece, Usage
-from ..tool_calls import ArgumentDelta, CallCut, CallFinished, CallStarted, TextDelta, ToolCallParser
-from ..tool_choice import ToolPlan
+from ..tool_calls import ArgumentDelta, CallCut, CallFinished, CallStarted, TextDelta
 from .errors import ApiError
 from .worker import Prefill, Ticket
 
@@ -28,37 +28,32 @@ class Finished:
     stop_string: str | None = None
 
 
-AnswerEvent = ReasoningDelta | TextDelta | CallStarted | ArgumentDelta | CallFinished | CallCut | Finished
+@dataclass(frozen=True)
+class Logprobs:
+    """Of tokens of the answer; text that they are about may come later."""
+
+    tokens: tuple[TokenLogprob, ...]
 
 
-class AnswerReader:
-    """Pieces to events. Calls are looked for only if tools were shown; ``parallel`` False keeps the first call only."""
+AnswerEvent = Logprobs | ReasoningDelta | TextDelta | CallStarted | ArgumentDelta | CallFinished | CallCut | Finished
 
-    def __init__(self, plan: ToolPlan | None = None, *, parallel: bool = True) -> None:
-        self._parser = ToolCallParser(plan.tools) if plan is not None and plan.tools else None
-        self._parallel = parallel
-        self._prefix = plan.prefix if plan is not None else ""
 
-    def read(self, piece: Piece) -> list[AnswerEvent]:
-        """The events of one piece; Finished comes last."""
-        events: list[AnswerEvent] = []
-        if piece.reasoning:
-            events.append(ReasoningDelta(piece.reasoning))
-        prefix, self._prefix = self._prefix, ""
-        if self._parser is None:
-            events += [TextDelta(piece.text)] if piece.text else []
-        else:
-            events += self._parser.push(prefix + piece.text)
-        if piece.finish_reason is not None:
-            reason = piece.finish_reason
-            if self._parser is not None:
-                events += self._parser.flush(cut=reason != "stop")
-                if self._parser.calls and reason == "stop":
-                    reason = "tool_calls"
-            if piece.usage is None:
-                raise RuntimeError("the last piece of a generation has no usage")
-            events.append(Finished(reason, piece.usage, getattr(piece, "stop_string", None)))
-        return [event for event in events if self._parallel or getattr(event, "index", 0) == 0]
+def piece_events(piece: Piece) -> list[AnswerEvent]:
+    """The events of one piece; Finished comes last."""
+    events: list[AnswerEvent] = []
+    if tokens := tuple(entry for entry in piece.logprobs if entry.place == "answer"):
+        events.append(Logprobs(tokens))
+    if piece.reasoning:
+        events.append(ReasoningDelta(piece.reasoning))
+    if piece.events:
+        events += piece.events
+    elif piece.text:
+        events.append(TextDelta(piece.text))
+    if piece.finish_reason is not None:
+        if piece.usage is None:
+            raise RuntimeError("the last piece of a generation has no usage")
+        events.append(Finished(piece.finish_reason, piece.usage, piece.stop_string))
+    return events
 
 
 @dataclass
@@ -69,16 +64,17 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     calls: list[CallFinished] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-async def answer_events(ticket: Ticket, reader: AnswerReader) -> AsyncIterator[AnswerEvent | Prefill]:
+async def answer_events(ticket: Ticket) -> AsyncIterator[AnswerEvent | Prefill]:
     """The events of a queued generation, with the prefill's progress before them. Raises what it raised."""
     finished = False
     async for update in ticket.updates():
         if isinstance(update, Prefill):
             yield update
             continue
-        for event in reader.read(update):
+        for event in piece_events(update):
             finished = finished or isinstance(event, Finished)
             yield event
     if not finished:
@@ -96,4 +92,6 @@ def joined(events: list[AnswerEvent]) -> Answer:
             answer.reasoning += event.text
         elif isinstance(event, CallFinished):
             answer.calls.append(event)
+        elif isinstance(event, Logprobs):
+            answer.logprobs += event.tokens
     return answer

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tool_choice import ToolPlan, plan_tools
 from .errors import ApiError
 from .fields import Fields, wrong_type
-from .generation_fields import sampling_keywords, stop_strings, token_limit
+from .generation_fields import generation_keywords, stop_strings, token_limit
 from .requests import GenerationRequest, check_model
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -18,31 +17,40 @@ def parse_messages(fields: Fields, name: str) -> GenerationRequest:
     check_model(fields, name)
     fields.required("max_tokens")
     fields.required("messages")
-    thinking = _thinking(fields)
-    plan, parallel = _tools(fields)
-    keywords = {**sampling_keywords(fields), **token_limit(fields, "max_tokens"), **stop_strings(fields, "stop_sequences")}
-    return GenerationRequest(
-        fields.boolean("stream") or False, keywords, messages=_messages(fields), plan=plan, enable_thinking=thinking and not plan.prefix,
-        parallel_calls=parallel, include_usage=True,
-    )
+    keywords = {**generation_keywords(fields), **_thinking(fields), **_tools(fields), **_format(fields), **token_limit(fields, "max_tokens"),
+                **stop_strings(fields, "stop_sequences")}
+    return GenerationRequest(fields.boolean("stream") or False, keywords, messages=_messages(fields), include_usage=True)
 
 
-def _thinking(fields: Fields) -> bool:
+def _thinking(fields: Fields) -> dict[str, Any]:
     """Off unless asked for, as Anthropic's own is."""
     thinking = fields.object("thinking")
     if thinking is None:
-        return False
+        return {"enable_thinking": False}
     kind = thinking.text("type")
     if kind not in ("enabled", "disabled", "adaptive"):
         raise thinking.refuse("type", "use 'enabled', 'adaptive' or 'disabled'.")
-    thinking.integer("budget_tokens")
+    budget = thinking.integer("budget_tokens")
     if kind != "disabled" and (choice := fields.object("tool_choice")) is not None and choice.text("type") in ("any", "tool"):
         raise fields.refuse("tool_choice", "thinking cannot be combined with a forced tool call.")
-    return kind != "disabled"
+    return {"enable_thinking": kind != "disabled", **({} if budget is None or kind == "disabled" else {"thinking_budget": budget})}
 
 
-def _tools(fields: Fields) -> tuple[ToolPlan, bool]:
-    """(what to show, whether several calls are allowed)."""
+def _format(fields: Fields) -> dict[str, Any]:
+    """`output_config.format`: JSON of a schema."""
+    config = fields.object("output_config")
+    form = config.object("format") if config is not None else None
+    if form is None:
+        return {}
+    if form.text("type") != "json_schema":
+        raise form.refuse("type", "use 'json_schema'.")
+    form.required("schema")
+    form.object("schema")
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.raw("schema")}}}
+
+
+def _tools(fields: Fields) -> dict[str, Any]:
+    """Keywords for the tools and the choice between them."""
     tools = []
     for tool in fields.objects("tools"):
         if (tool.text("type") or "custom") != "custom":
@@ -52,14 +60,12 @@ def _tools(fields: Fields) -> tuple[ToolPlan, bool]:
         tools.append({"type": "function", "function": function})
     choice = fields.object("tool_choice")
     if choice is None:
-        return plan_tools(tools), True
+        return {"tools": tools} if tools else {}
     kind = choice.text("type")
-    parallel = choice.boolean("disable_parallel_tool_use") is not True
-    if kind == "tool":
-        return plan_tools(tools, {"type": "function", "function": {"name": choice.required("name")}}), parallel
-    if kind not in _CHOICES:
+    named = {"type": "function", "function": {"name": choice.required("name")}} if kind == "tool" else None
+    if kind != "tool" and kind not in _CHOICES:
         raise choice.refuse("type", "use 'auto', 'any', 'tool' or 'none'.")
-    return plan_tools(tools, _CHOICES[kind]), parallel
+    return {"tools": tools, "tool_choice": named or _CHOICES[str(kind)], "parallel_tool_calls": choice.boolean("disable_parallel_tool_use") is not True}
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from . import sse
 from .anthropic_answer import message_body, message_stream
 from .anthropic_messages import parse_messages
-from .answer import AnswerEvent, AnswerReader, Finished, answer_events, joined
+from .answer import AnswerEvent, Finished, answer_events, joined
 from .backend import Backend
 from .errors import ApiError, as_api_error
 from .fields import Fields, parse_body
@@ -121,8 +121,7 @@ class _Server:
     async def _generate(self, parse: Parse, write_stream: WriteStream, write_body: WriteBody, http: Request) -> Response:
         request = parse(parse_body(await self._body(http)), self._name)
         ticket, ahead = await self._queued(request)
-        reader = AnswerReader(request.plan, parallel=request.parallel_calls)
-        events = self._counted(answer_events(ticket, reader))
+        events = self._counted(answer_events(ticket))
         if request.stream:
             return sse.AnswerStream(ticket, write_stream(events, request), ahead)
         found = await _until_disconnect(http, ticket, events)

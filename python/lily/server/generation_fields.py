@@ -9,28 +9,40 @@ from .fields import Fields, wrong_type
 
 Reader = Callable[[Fields, str], Any]
 
-# One entry a field: how it is read, under which keyword it is passed on.
-_SAMPLING: dict[str, Reader] = {
+# One entry a field: how it is read; the keyword has the same name.
+_READERS: dict[str, Reader] = {
     "temperature": Fields.number, "top_p": Fields.number, "top_k": Fields.integer, "min_p": Fields.number, "seed": Fields.integer,
-    "presence_penalty": Fields.number, "frequency_penalty": Fields.number, "repetition_penalty": Fields.number,
+    "presence_penalty": Fields.number, "frequency_penalty": Fields.number, "repetition_penalty": Fields.number, "thinking_budget": Fields.integer,
+    "logit_bias": lambda fields, name: fields.object(name) and fields.raw(name), "response_format": lambda fields, name: fields.object(name) and fields.raw(name),
 }
 
-# What the model does not do yet, with the values that ask for nothing: those are accepted, others refused.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "logprobs": (False,), "top_logprobs": (0,),
-    "response_format": ({"type": "text"},), "echo": (False,), "suffix": ("",), "best_of": (1,), "n": (1,), "functions": ([],),
-}
+# What is not supported, with the values that ask for nothing: those are accepted, others refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",), "best_of": (1,), "n": (1,), "functions": ([],)}
 
 
-def sampling_keywords(fields: Fields) -> dict[str, Any]:
+def generation_keywords(fields: Fields) -> dict[str, Any]:
     """Keywords for what the request sets; ranges are checked by the model, where the defaults are known too."""
     for name, neutral in _NEUTRAL.items():
         if name in fields:
-            value = _SAMPLING.get(name, Fields.raw)(fields, name)
+            value = fields.raw(name)
             if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
                 raise fields.refuse(name, f"this server supports only {neutral[0]!r}.")
-    read = {name: reader(fields, name) for name, reader in _SAMPLING.items() if name not in _NEUTRAL}
+    read = {name: reader(fields, name) for name, reader in _READERS.items()}
     return {name: value for name, value in read.items() if value is not None}
+
+
+def chat_logprobs(fields: Fields) -> dict[str, Any]:
+    """``logprobs`` and ``top_logprobs`` of a chat request."""
+    asked, top = fields.boolean("logprobs"), fields.integer("top_logprobs")
+    if top and not asked:
+        raise fields.refuse("top_logprobs", "only allowed when 'logprobs' is true.")
+    return {"logprobs": True, "top_logprobs": top or 0} if asked else {}
+
+
+def completion_logprobs(fields: Fields) -> dict[str, Any]:
+    """``logprobs`` of a completion request: how many of the likeliest tokens to show beside the chosen one."""
+    count = fields.integer("logprobs")
+    return {} if count is None else {"logprobs": True, "top_logprobs": count}
 
 
 def token_limit(fields: Fields, *names: str) -> dict[str, int]:

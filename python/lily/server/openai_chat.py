@@ -9,14 +9,15 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
+from ..logprobs import TokenLogprob
 from ..reply import Usage
 from ..tool_calls import ArgumentDelta, CallStarted, TextDelta
-from ..tool_choice import plan_tools
 from . import sse
-from .answer import Answer, AnswerEvent, Finished, ReasoningDelta
+from .answer import Answer, AnswerEvent, Finished, Logprobs, ReasoningDelta
 from .errors import as_api_error
 from .fields import Fields
-from .generation_fields import sampling_keywords, stop_strings, token_limit
+from .generation_fields import chat_logprobs, generation_keywords, stop_strings, token_limit
+from .openai_logprobs import chat_entries
 from .requests import GenerationRequest, check_model
 from .worker import Prefill
 
@@ -26,17 +27,15 @@ def parse_chat(fields: Fields, name: str) -> GenerationRequest:
     check_model(fields, name)
     messages = fields.required("messages")
     fields.array("messages")
-    fields.objects("tools")
-    plan = plan_tools(fields.raw("tools"), fields.raw("tool_choice"))
-    for index, tool in enumerate(plan.tools or []):
-        if tool.get("type", "function") != "function":
+    for index, tool in enumerate(fields.objects("tools")):
+        if (tool.text("type") or "function") != "function":
             raise fields.refuse(f"tools[{index}].type", "only 'function' is supported.")
-    parallel = fields.boolean("parallel_tool_calls")
+    asked = {"tools": fields.raw("tools"), "tool_choice": fields.raw("tool_choice"), "parallel_tool_calls": fields.boolean("parallel_tool_calls"),
+             "enable_thinking": _thinking(fields)}
     stream, include_usage = stream_settings(fields)
-    return GenerationRequest(
-        stream, {**sampling_keywords(fields), **token_limit(fields, "max_completion_tokens", "max_tokens"), **stop_strings(fields)}, messages=messages,
-        plan=plan, enable_thinking=_thinking(fields), parallel_calls=parallel is not False, include_usage=include_usage,
-    )
+    keywords = {**generation_keywords(fields), **chat_logprobs(fields), **token_limit(fields, "max_completion_tokens", "max_tokens"),
+                **stop_strings(fields), **{name: value for name, value in asked.items() if value is not None}}
+    return GenerationRequest(stream, keywords, messages=messages, include_usage=include_usage)
 
 
 def stream_settings(fields: Fields) -> tuple[bool, bool]:
@@ -72,7 +71,7 @@ def chat_body(answer: Answer, name: str) -> dict[str, Any]:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["tool_calls"] = [call.as_message_call() for call in answer.calls]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finished.reason}
+    choice = {"index": 0, "message": message, "logprobs": chat_entries(answer.logprobs), "finish_reason": answer.finished.reason}
     return {**head("chat.completion", "chatcmpl", name), "choices": [choice], "usage": usage_body(answer.finished.usage)}
 
 
@@ -87,9 +86,11 @@ async def chat_stream(events: AsyncIterator[AnswerEvent | Prefill], name: str, i
     with_usage = {"usage": None} if include_usage else {}
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> ServerSentEvent:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        choice = {"index": 0, "delta": delta, "logprobs": chat_entries(logprobs), "finish_reason": reason}
+        logprobs.clear()
         return sse.data({**opening, "choices": [choice], **with_usage})
 
+    logprobs: list[TokenLogprob] = []  # of the text that the next chunk shows
     begun = False
     try:
         async for event in events:
@@ -99,7 +100,9 @@ async def chat_stream(events: AsyncIterator[AnswerEvent | Prefill], name: str, i
             if not begun:
                 begun = True
                 yield chunk({"role": "assistant", "content": ""})
-            if isinstance(event, Finished):
+            if isinstance(event, Logprobs):
+                logprobs += event.tokens
+            elif isinstance(event, Finished):
                 yield chunk({}, event.reason)
                 if include_usage:
                     yield sse.data({**opening, "choices": [], "usage": usage_body(event.usage)})

@@ -7,13 +7,15 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
+from ..logprobs import TokenLogprob
 from ..tool_calls import TextDelta
 from . import sse
-from .answer import Answer, AnswerEvent, Finished
+from .answer import Answer, AnswerEvent, Finished, Logprobs
 from .errors import as_api_error
 from .fields import Fields, wrong_type
-from .generation_fields import sampling_keywords, stop_strings, token_limit
+from .generation_fields import completion_logprobs, generation_keywords, stop_strings, token_limit
 from .openai_chat import head, stream_settings, usage_body
+from .openai_logprobs import CompletionLogprobs
 from .requests import GenerationRequest, check_model
 from .worker import Prefill
 
@@ -23,7 +25,7 @@ def parse_completion(fields: Fields, name: str) -> GenerationRequest:
     check_model(fields, name)
     prompt = _prompt(fields)
     stream, include_usage = stream_settings(fields)
-    keywords = {**sampling_keywords(fields), **token_limit(fields, "max_tokens"), **stop_strings(fields)}
+    keywords = {**generation_keywords(fields), **completion_logprobs(fields), **token_limit(fields, "max_tokens"), **stop_strings(fields)}
     return GenerationRequest(stream, keywords, raw=prompt, include_usage=include_usage)
 
 
@@ -43,7 +45,7 @@ def _prompt(fields: Fields) -> str | list[int]:
 
 def completion_body(answer: Answer, name: str) -> dict[str, Any]:
     """The whole answer."""
-    choice = {"index": 0, "text": answer.text, "logprobs": None, "finish_reason": answer.finished.reason}
+    choice = {"index": 0, "text": answer.text, "logprobs": CompletionLogprobs().entries(answer.logprobs), "finish_reason": answer.finished.reason}
     return {**head("text_completion", "cmpl", name), "choices": [choice], "usage": usage_body(answer.finished.usage)}
 
 
@@ -53,12 +55,18 @@ async def completion_stream(events: AsyncIterator[AnswerEvent | Prefill], name: 
     with_usage = {"usage": None} if include_usage else {}
 
     def chunk(text: str, reason: str | None = None) -> ServerSentEvent:
-        return sse.data({**opening, "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}], **with_usage})
+        entries = written.entries(logprobs)
+        logprobs.clear()
+        return sse.data({**opening, "choices": [{"index": 0, "text": text, "logprobs": entries, "finish_reason": reason}], **with_usage})
+
+    written, logprobs = CompletionLogprobs(), list[TokenLogprob]()  # of the text that the next chunk shows
 
     try:
         async for event in events:
             if isinstance(event, Prefill):
                 yield sse.progress(event)
+            elif isinstance(event, Logprobs):
+                logprobs += event.tokens
             elif isinstance(event, TextDelta):
                 yield chunk(event.text)
             elif isinstance(event, Finished):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..messages import normal_messages
 from ..reply import Piece
-from ..tool_choice import ToolPlan
 from .backend import Backend
 from .errors import ApiError
 from .fields import Fields
@@ -18,16 +17,13 @@ from .fields import Fields
 class GenerationRequest:
     """What to generate and how to answer.
 
-    prompt: keywords and positional prompt of `Model.stream` come from `open`. A request has messages, or a raw prompt.
+    keywords: of `Model.stream`, beside the prompt's. A request has messages, or a raw prompt.
     """
 
     stream: bool
     keywords: dict[str, Any]
     messages: Any = None
     raw: str | list[int] | None = None
-    plan: ToolPlan = field(default_factory=ToolPlan)
-    enable_thinking: bool | None = None
-    parallel_calls: bool = True
     include_usage: bool = False
 
     def open(self, model: Backend, progress: Callable[[int, int], None]) -> Iterator[Piece]:
@@ -37,13 +33,7 @@ class GenerationRequest:
             return model.stream(self.raw, raw=True, **keywords)
         if self.raw is not None:
             return model.stream(prompt_ids=self.raw, raw=True, **keywords)
-        messages = normal_messages(self.messages)
-        if self.plan.prefix:
-            ids = self.plan.prompt_ids(model.template, model.tokenizer, messages, enable_thinking=self.enable_thinking)
-            return model.stream(prompt_ids=ids, **keywords)
-        if self.enable_thinking is not None:
-            keywords["enable_thinking"] = self.enable_thinking
-        return model.stream(messages, tools=self.plan.tools, **keywords)
+        return model.stream(normal_messages(self.messages), **keywords)
 
 
 def check_model(fields: Fields, name: str) -> None:

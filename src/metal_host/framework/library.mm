@@ -204,6 +204,15 @@ namespace lily::metal {
 
 id<MTLLibrary> new_library(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSString* source, MTLCompileOptions* options,
                            NSError* __autoreleasing* error) {
+  // Tensors came with Metal 4: the compiler has neither header for an older language version.
+  MTLLanguageVersion version = options ? options.languageVersion : MTLLanguageVersion3_1;
+  for (const char* header : {"<metal_tensor>", "<MetalPerformancePrimitives/MetalPerformancePrimitives.h>"}) {
+    if (version >= MTLLanguageVersion4_0 || text_of(source).find(std::string("#include ") + header) == std::string::npos) continue;
+    if (error)
+      *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorCompileFailure, std::string(header) + " needs language version 4.0; the library asks for " +
+                                                                                    std::to_string(version >> 16) + "." + std::to_string(version & 0xffff));
+    return nil;
+  }
   std::string problem;
   std::shared_ptr<KernelLibrary> kernels = backend->open_library(text_of(source), problem);
   if (!kernels) {

@@ -12,7 +12,7 @@ struct Settings {
   uint32_t order = LILY_ORDER_FORWARD;
   uint64_t seed = 0;
   int strict = 0;            // 0 fast, 1 poisoned and guarded buffers and simd checks, 2 also instrumented kernels
-  int family = 9;            // impersonated Apple GPU family: 7 = M1 … 10 = M5
+  int family = 10;           // impersonated Apple GPU family: 7 = M1 … 10 = M5, whose tensor operations the CPU has too
   uint32_t max_threads = LILY_MAX_THREADS;  // impersonated limit of every pipeline
   std::string target;        // instruction set variant of the kernels; empty = the best one that the CPU has
   bool hazards = false;      // every dispatch's accesses are recorded, unordered dispatches that conflict fail; needs strict=2

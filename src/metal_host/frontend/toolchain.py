@@ -26,10 +26,13 @@ TARGETS = {
 _LANGUAGE = ["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "-cl-single-precision-constant", "-target", "x86_64-linux-gnu"]
 # Metal's rules: no value-changing optimisation, contraction inside one expression (Apple's default).
 _MATH = ["-ffp-contract=on", "-fno-math-errno", "-Xclang", "-ffloat16-excess-precision=none"]
-# Lanes run on 64 KiB stacks without a red zone. Loops are unrolled only where the source says `#pragma unroll`:
-# an innermost loop over 8 or 16 independent elements then becomes vector code instead of scalar code. Lanes are
-# fibers, not hardware lanes, so no function is convergent; -O3 takes `lane == 0` tests out of loops (matrix.h).
-_CODE = ["-O3", "-fno-unroll-loops", "-fno-convergent-functions", "-fPIC", "-fvisibility=hidden", "-mno-red-zone", "-fno-stack-protector", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"]
+# Lanes run on 64 KiB stacks without a red zone. Lanes are fibers, not hardware lanes, so no function is convergent.
+_CODE = ["-O3", "-fno-convergent-functions", "-fPIC", "-fvisibility=hidden", "-mno-red-zone", "-fno-stack-protector", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"]
+# Full unrolling of loops of up to four turns only, before and after vectorisation: a loop over 8 or 16 independent elements stays
+# a loop until it has become vector code, and what is left of it and the short loops around it then lie in registers. (For this
+# reason the CPU ignores the source's unroll pragmas: rewrite.py.) Tests of `lane == 0` leave loops whatever the body's size (matrix.h).
+_LOOPS = ["unroll-full-max-count=4", "unroll-runtime=false", "unroll-allow-partial=false", "unswitch-threshold=2000"]
+_CODE += [word for option in _LOOPS for word in ("-mllvm", f"-{option}")]
 # Errors and warnings only where they mean something in Metal.
 _WARNINGS = ["-Werror=frame-larger-than=32768", "-Wframe-larger-than=32768", "-Wno-unknown-pragmas", "-Wno-c++20-extensions",
              "-Wno-c++17-extensions", "-Wno-pass-failed", "-Wno-duplicate-decl-specifier", "-Wno-unused-value", "-Wno-ignored-attributes",
@@ -141,7 +144,7 @@ def _compile_target(work: Path, target: str, path: Path, strict: bool, file: str
         raise SourceError(_messages(result.stderr, file))
     linked = work / "module.so"
     result = _run(["ld.lld", "-shared", "-o", str(linked), str(objects), str(work / "module.o"), "--no-undefined", "-z", "now",
-                   "-z", "noexecstack", "-z", "nostart-stop-gc", "--strip-all", "--gc-sections", "--build-id=none"])
+                   "-z", "noexecstack", "-z", "nostart-stop-gc", "--strip-debug", "--gc-sections", "--build-id=none"])
     if result.returncode:
         raise SourceError([f"{file}:1: error: linking failed: {result.stderr.strip()}"])
     os.replace(linked, path)

@@ -12,4 +12,6 @@ struct half;
 #include "simd.h"
 #include "atomic.h"
 #include "matrix.h"
+#include "../lily/tensor.h"
+#include "tensor_ops.h"
 #include "entry.h"

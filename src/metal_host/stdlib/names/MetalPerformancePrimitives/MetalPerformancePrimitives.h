@@ -1,0 +1,1 @@
+// Empty: the library is included by the generated source, after preprocessing.
