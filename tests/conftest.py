@@ -26,9 +26,22 @@ def golden_arrays() -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in arrays.files}
 
 
+def chosen_device() -> str | None:
+    """LILY_TEST_DEVICE, or None for the default device. Skips the test, with the reason, where that device is absent."""
+    from lily.errors import DeviceError
+    from lily.gpu import Gpu
+
+    kind = os.environ.get("LILY_TEST_DEVICE")
+    try:
+        Gpu(kind)
+    except DeviceError as error:
+        pytest.skip(f"LILY_TEST_DEVICE={kind}: {error}")
+    return kind
+
+
 @pytest.fixture(scope="session")
 def model() -> Any:
     """lily-tiny on the default device, or on the one named by LILY_TEST_DEVICE."""
     import lily
 
-    return lily.Model.load("lily-tiny", device=os.environ.get("LILY_TEST_DEVICE"))
+    return lily.Model.load("lily-tiny", device=chosen_device())

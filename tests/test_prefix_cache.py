@@ -472,14 +472,14 @@ def test_failing_copies_cost_the_snapshot_and_nothing_else(model: Any, monkeypat
 
 def test_a_failed_request_leaves_no_snapshot_behind(model: Any) -> None:
     model.clear_cache()
-    view = model.engine.buffers["p:final_norm"].view()[: model.engine.plain_bytes["final_norm"]].view(np.float32)
-    saved = view.copy()
+    gpu, norm = model.engine.gpu, model.engine.buffers["p:final_norm"]
+    saved = gpu.read(norm)
     try:
-        view[:] = np.nan
+        gpu.write(norm, np.full(norm.nbytes // 4, np.nan, np.float32))
         with pytest.raises(DeviceError, match="not finite"):
             greedy(model, chat_prompt(model, 60, seed=61), 4)
     finally:
-        view[:] = saved
+        gpu.write(norm, saved)
     assert model.cache_info.snapshots == 0
 
 

@@ -96,33 +96,32 @@ def test_top_k_of_one_is_greedy(model: Any, goldens: list[dict[str, Any]]) -> No
 
 
 def test_case_37_non_finite_logits_end_in_an_error_and_the_next_request_is_clean(model: Any, goldens: list[dict[str, Any]]) -> None:
-    buffer = model.engine.buffers["p:final_norm"]
-    view = buffer.view()[: model.engine.plain_bytes["final_norm"]].view(np.float32)
-    saved = view.copy()
+    gpu, norm = model.engine.gpu, model.engine.buffers["p:final_norm"]
+    saved = gpu.read(norm)
     session = Session(model.engine)
     try:
-        view[:] = np.nan
+        gpu.write(norm, np.full(norm.nbytes // 4, np.nan, np.float32))
         with pytest.raises(DeviceError, match="not finite"):
             continued(session, goldens[0]["prompt_ids"], 4)
         assert session.tokens == []
     finally:
-        view[:] = saved
+        gpu.write(norm, saved)
     assert continued(session, goldens[0]["prompt_ids"], 9) == goldens[0]["greedy_ids"]
 
 
 def test_logits_that_become_non_finite_during_decode_end_in_an_error(model: Any, goldens: list[dict[str, Any]]) -> None:
-    view = model.engine.buffers["p:final_norm"].view()[: model.engine.plain_bytes["final_norm"]].view(np.float32)
-    saved = view.copy()
+    gpu, norm = model.engine.gpu, model.engine.buffers["p:final_norm"]
+    saved = gpu.read(norm)
     session = Session(model.engine)
     stream = session.generate(goldens[2]["prompt_ids"], GREEDY, 40, (), ExecutionOptions())
     try:
         next(stream)
-        view[:] = np.inf
+        gpu.write(norm, np.full(norm.nbytes // 4, np.inf, np.float32))
         with pytest.raises(DeviceError, match="not finite"):
             for _ in range(8):
                 next(stream)
     finally:
-        view[:] = saved
+        gpu.write(norm, saved)
     assert session.tokens == []
     assert continued(session, goldens[0]["prompt_ids"], 9) == goldens[0]["greedy_ids"]
 

@@ -5,7 +5,6 @@ bfloat16 has no numpy type: such arrays are uint16 holding the upper half of a f
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from lily.gpu import Gpu
 from lily.kernel_args import structs
+from tests.conftest import chosen_device
 
 
 def bf16(x: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def poison(shape: int | tuple[int, ...], dtype: type) -> np.ndarray:
 
 @cache
 def device() -> Gpu:
-    return Gpu(os.environ.get("LILY_TEST_DEVICE"))
+    return Gpu(chosen_device())
 
 
 def run(

@@ -3,7 +3,7 @@
 #include "../framework/commands.h"
 #include "../framework/settings.h"
 #include "kernel.h"
-#include "queue.h"
+#include "stream_queue.h"
 
 namespace lily::cuda {
 namespace {
@@ -59,6 +59,7 @@ class Gpu : public metal::Backend {
     return kernel->function(false, error) ? kernel : nullptr;
   }
   std::string prepare_queue() override { return context_->enter() ? "" : context_->fault(); }
+  bool runs_in_order() const override { return true; }
   void run_queue(std::shared_ptr<metal::QueueState> state) override { cuda::run_queue(context_, *state); }
 
  private:

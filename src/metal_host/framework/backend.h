@@ -56,6 +56,7 @@ class Backend {
   // The body of a queue's thread: returns when the state says stopping and nothing is pending. Empty, or why no queue can be made.
   virtual std::string prepare_queue() { return ""; }
   virtual void run_queue(std::shared_ptr<QueueState> state) = 0;
+  virtual bool runs_in_order() const = 0;  // passes of a queue never overtake one another
 };
 
 std::shared_ptr<Backend> cpu_backend();

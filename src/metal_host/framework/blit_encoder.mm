@@ -41,8 +41,8 @@ static void check_range(const char* what, LilyBuffer* buffer, NSUInteger offset,
     programming_error("copyFromBuffer: offsets %lu and %lu and size %lu must be multiples of 4", sourceOffset, destinationOffset, size);
   if (from == to && sourceOffset < destinationOffset + size && destinationOffset < sourceOffset + size)
     programming_error("copyFromBuffer: the ranges overlap");
-  [_commandBuffer keep:from];
-  [_commandBuffer keep:to];
+  [_commandBuffer keep:from by:from->keeper];
+  [_commandBuffer keep:to by:to->keeper];
   _pass->touch(from, false);
   _pass->touch(to, true);
   _pass->blits.push_back({to->address + destinationOffset, from->address + sourceOffset, size, 0});
@@ -54,7 +54,7 @@ static void check_range(const char* what, LilyBuffer* buffer, NSUInteger offset,
   check_range("fillBuffer", buffer, range.location, range.length);
   if (range.location % 4 || range.length % 4)
     programming_error("fillBuffer: range {%lu, %lu} must be made of multiples of 4", range.location, range.length);
-  [_commandBuffer keep:buffer];
+  [_commandBuffer keep:buffer by:buffer->keeper];
   _pass->touch(buffer, true);
   _pass->blits.push_back({buffer->address + range.location, nullptr, range.length, value});
 }
@@ -74,8 +74,7 @@ namespace lily::metal {
 id<MTLBlitCommandEncoder> new_blit_encoder(LilyCommandBuffer* buffer) {
   LilyBlitEncoder* encoder = [LilyBlitEncoder new];
   encoder->_commandBuffer = buffer;
-  buffer->passes.push_back(std::make_unique<Pass>());
-  encoder->_pass = buffer->passes.back().get();
+  encoder->_pass = &add_pass(buffer);
   return encoder;
 }
 }  // namespace lily::metal

@@ -1,12 +1,15 @@
 #pragma once
 #import <Metal/Metal.h>
 
+#include <atomic>
+
 #include "backend.h"
 
 @interface LilyBuffer : NSObject <MTLBuffer> {
  @public
   unsigned char* address;  // as kernels see it; the CPU sees the same bytes there when the storage is shared
   NSUInteger size;
+  std::atomic<uint64_t> keeper;  // number of the command buffer that kept it last
 }
 @property(copy, atomic) NSString* label;
 @end

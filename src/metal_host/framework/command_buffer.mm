@@ -21,7 +21,6 @@ NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain"
   CFTimeInterval _gpuStart, _gpuEnd;
   std::vector<MTLCommandBufferHandler> _scheduledHandlers, _completedHandlers;
   std::vector<id> _kept;
-  std::unordered_set<const void*> _keptSet;
 }
 @synthesize commandQueue = _commandQueue;
 
@@ -45,8 +44,11 @@ NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain"
   return _gpuEnd;
 }
 
-- (void)keep:(id)object {
-  if (keeps_references && _keptSet.insert((__bridge const void*)object).second) _kept.push_back(object);
+- (void)keep:(id)object by:(std::atomic<uint64_t>&)keeper {
+  // When two command buffers are encoded at the same time, an object may be kept twice; never not at all.
+  if (!keeps_references || keeper.load(std::memory_order_relaxed) == number) return;
+  keeper.store(number, std::memory_order_relaxed);
+  _kept.push_back(object);
 }
 
 - (void)requireEncodable:(const char*)what {
@@ -144,9 +146,13 @@ NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain"
     _gpuEnd = end;
     _status = _error ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted;
   }
+  {
+    std::lock_guard<std::mutex> lock(queue_state->mutex);
+    for (auto& pass : passes)
+      if (queue_state->spare.size() < 4 && pass->dispatches.capacity() > 16) queue_state->spare.push_back(std::move(pass->dispatches));
+  }
   passes.clear();
   _kept.clear();
-  _keptSet.clear();
   // waitUntilCompleted returns after the handlers have run, as on Metal.
   for (MTLCommandBufferHandler handler : _completedHandlers) handler(self);
   _completedHandlers.clear();
@@ -179,6 +185,20 @@ CFTimeInterval now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+Pass& add_pass(LilyCommandBuffer* buffer) {
+  auto pass = std::make_unique<Pass>();
+  QueueState& state = *buffer->queue_state;
+  std::lock_guard<std::mutex> lock(state.mutex);
+  pass->ordered = state.ordered;
+  if (!state.spare.empty()) {
+    pass->dispatches = std::move(state.spare.back());
+    pass->dispatches.clear();
+    state.spare.pop_back();
+  }
+  buffer->passes.push_back(std::move(pass));
+  return *buffer->passes.back();
+}
+
 LilyCommandBuffer* new_command_buffer(id<MTLCommandQueue> queue, std::shared_ptr<QueueState> state, bool keeps_references) {
   {
     // A queue has room for 64 command buffers that have not completed; making one more waits.
@@ -186,7 +206,9 @@ LilyCommandBuffer* new_command_buffer(id<MTLCommandQueue> queue, std::shared_ptr
     state->changed.wait(lock, [&] { return state->outstanding < state->limit; });
     state->outstanding++;
   }
+  static std::atomic<uint64_t> made{0};
   LilyCommandBuffer* buffer = [LilyCommandBuffer new];
+  buffer->number = ++made;
   buffer->_commandQueue = queue;
   buffer->queue_state = std::move(state);
   buffer->keeps_references = keeps_references;

@@ -2,6 +2,7 @@
 #pragma once
 #import <Metal/Metal.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -11,7 +12,6 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "../simt/engine.h"
@@ -56,12 +56,16 @@ struct Pass {
   std::vector<std::pair<size_t, const uint32_t*>> indirect;    // dispatch, where its group counts will lie
   std::vector<BlitOperation> blits;
   Arena arena;
+  bool ordered = false;  // its queue runs passes in their order anyway, so what they touch need not be known
   // Tracked buffers that the pass touches, and whether it writes them: what Metal orders passes by.
   std::unordered_map<const void*, bool> tracked;
   std::map<uint64_t, BufferSpan> buffers;  // by address, what dispatches bind; filled when hazards=on
   bool done = false;
 
-  void touch(LilyBuffer* buffer, bool writes);
+  void touch(LilyBuffer* buffer, bool writes) {
+    if (!ordered) note_touch(buffer, writes);
+  }
+  void note_touch(LilyBuffer* buffer, bool writes);
   bool conflicts_with(const Pass& other) const;
   void end_level();
 };
@@ -78,9 +82,10 @@ struct QueueState;
   std::vector<std::unique_ptr<lily::metal::Pass>> passes;
   std::shared_ptr<lily::metal::QueueState> queue_state;
   bool encoder_open, keeps_references;
+  uint64_t number;  // of this process's command buffers, from 1
 }
 @property(copy, atomic) NSString* label;
-- (void)keep:(id)object;  // until the command buffer has completed
+- (void)keep:(id)object by:(std::atomic<uint64_t>&)keeper;  // until the command buffer has completed; keeper belongs to the object
 // Called by the queue's thread.
 - (BOOL)isCommitted;
 - (void)startAt:(CFTimeInterval)time;
@@ -100,11 +105,14 @@ struct QueueState {
   size_t outstanding = 0, limit = 64;      // command buffers made and not completed
   bool stopping = false;
   std::mt19937_64 random;
+  bool ordered = false;                                  // see Pass
+  std::vector<std::vector<LilyDispatch>> spare;          // memory of completed passes: large, and wanted again at every step
 };
 void run_queue(std::shared_ptr<QueueState> state);  // of the CPU
 CFTimeInterval now();
 
 LilyCommandBuffer* new_command_buffer(id<MTLCommandQueue> queue, std::shared_ptr<QueueState> state, bool keeps_references) NS_RETURNS_RETAINED;
+Pass& add_pass(LilyCommandBuffer* buffer);
 id<MTLComputeCommandEncoder> new_compute_encoder(LilyCommandBuffer* buffer, MTLDispatchType type) NS_RETURNS_RETAINED;
 id<MTLBlitCommandEncoder> new_blit_encoder(LilyCommandBuffer* buffer) NS_RETURNS_RETAINED;
 id<MTLCommandQueue> new_queue(id<MTLDevice> device, const std::shared_ptr<Backend>& backend, NSUInteger limit) NS_RETURNS_RETAINED;

@@ -23,7 +23,7 @@ struct Slot {
   Pass* _pass;
   MTLDispatchType _dispatchType;
   bool _ended;
-  LilyPipeline* _pipeline;
+  __unsafe_unretained LilyPipeline* _pipeline;  // kept by the command buffer
   Slot _slots[LILY_MAX_BUFFERS];
   uint32_t _threadgroupBytes[LILY_MAX_BUFFERS];
 }
@@ -31,7 +31,7 @@ struct Slot {
 @end
 
 // Names the place of a mistake: the kernel and, if it has one, the binding.
-static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
+static std::string at(__unsafe_unretained LilyPipeline* pipeline, const LilyParameter& parameter) {
   return std::string(pipeline->entry->name) + ": buffer " + std::to_string(parameter.index) + " (" + (parameter.name ? parameter.name : "?") + ")";
 }
 
@@ -49,7 +49,8 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
   [self requireOpen:"setComputePipelineState"];
   if (!state) programming_error("setComputePipelineState: the pipeline is nil");
   _pipeline = (LilyPipeline*)state;
-  [_commandBuffer keep:state];
+  __unsafe_unretained LilyCommandBuffer* commands = _commandBuffer;  // reference counting would be half of the time here
+  [commands keep:state by:_pipeline->keeper];
 }
 
 - (void)setBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index {
@@ -58,7 +59,7 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
   Slot& slot = _slots[index];
   slot = Slot();
   if (!buffer) return;  // unbinds
-  LilyBuffer* bound = (LilyBuffer*)buffer;
+  __unsafe_unretained LilyBuffer* bound = (LilyBuffer*)buffer;
   if (offset >= bound->size)
     programming_error("setBuffer: offset %lu is beyond the buffer's %lu bytes (index %lu, %s)", offset, bound->size, index,
                       text_of([bound label]).c_str());
@@ -66,7 +67,8 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
   slot.address = bound->address + offset;
   slot.offset = offset;
   slot.length = bound->size - offset;
-  [_commandBuffer keep:bound];
+  __unsafe_unretained LilyCommandBuffer* commands = _commandBuffer;
+  [commands keep:bound by:bound->keeper];
 }
 
 - (void)setBufferOffset:(NSUInteger)offset atIndex:(NSUInteger)index {
@@ -177,7 +179,7 @@ static std::string at(LilyPipeline* pipeline, const LilyParameter& parameter) {
   if (!source) programming_error("%s: the buffer is nil", what);
   if (offset % 4) programming_error("%s: offset %lu is not a multiple of 4", what, offset);
   if (offset + sizeof(MTLDispatchThreadgroupsIndirectArguments) > source->size) programming_error("%s: offset %lu is beyond the buffer", what, offset);
-  [_commandBuffer keep:source];
+  [_commandBuffer keep:source by:source->keeper];
   _pass->touch(source, false);
   [self recordGroups:MTLSizeMake(1, 1, 1) threads:threads grid:threads named:what];  // the counts are read when its level starts
   _pass->indirect.emplace_back(_pass->dispatches.size() - 1, reinterpret_cast<const uint32_t*>(source->address + offset));
@@ -214,8 +216,7 @@ id<MTLComputeCommandEncoder> new_compute_encoder(LilyCommandBuffer* buffer, MTLD
   LilyComputeEncoder* encoder = [LilyComputeEncoder new];
   encoder->_commandBuffer = buffer;
   encoder->_dispatchType = type;
-  buffer->passes.push_back(std::make_unique<Pass>());
-  encoder->_pass = buffer->passes.back().get();
+  encoder->_pass = &add_pass(buffer);
   return encoder;
 }
 }  // namespace lily::metal

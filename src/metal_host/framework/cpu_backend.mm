@@ -129,6 +129,7 @@ class Cpu : public Backend {
     kernel->static_bytes = lily_simt_static_threadgroup_bytes(kernel->module, index);
     return kernel;
   }
+  bool runs_in_order() const override { return !settings().reorders() && !settings().hazards; }
   void run_queue(std::shared_ptr<QueueState> state) override { lily::metal::run_queue(std::move(state)); }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 #import <Metal/Metal.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
   const LilyKernelEntry* entry;
   uint32_t entry_index;
   std::vector<LilyConstantValue> constants;
+  std::atomic<uint64_t> keeper;  // number of the command buffer that kept it last
 }
 @end
 

@@ -22,7 +22,7 @@ void* Arena::copy(const void* bytes, size_t length) {
   return place;
 }
 
-void Pass::touch(LilyBuffer* buffer, bool writes) {
+void Pass::note_touch(LilyBuffer* buffer, bool writes) {
   auto address = reinterpret_cast<uint64_t>(buffer->address);
   if (settings().hazards) buffers.emplace(address, BufferSpan{address + buffer->size, text_of([buffer label])});
   if ([buffer hazardTrackingMode] != MTLHazardTrackingModeTracked) return;

@@ -134,6 +134,7 @@ id<MTLCommandQueue> new_queue(id<MTLDevice> device, const std::shared_ptr<Backen
   queue->_device = device;
   queue->_state = std::make_shared<QueueState>();
   queue->_state->limit = limit;
+  queue->_state->ordered = backend->runs_in_order();
   queue->_state->random.seed(settings().seed);
   queue->_thread = std::thread([backend, state = queue->_state] { backend->run_queue(state); });
   return queue;

@@ -1,4 +1,4 @@
-#include "queue.h"
+#include "stream_queue.h"
 
 #include <time.h>
 
