@@ -11,7 +11,7 @@ constant constexpr uint kOperandStride = kTileDepth + 8;   // 16 bytes of paddin
 constant constexpr uint kTileMemory = 32768;   // threadgroup memory of every Apple GPU, in bytes
 constant constexpr uint kResults = 8;          // that a thread writes at a time: one 16-byte store of bf16
 
-// Outputs of a tile of `rows` rows; grid.x = ceil(n / tile_columns). Tiles of 16 and 32 rows are Apple's (20 KB, several a core);
+// Outputs of a tile of `rows` rows; grid.x = ceil(n / tile_columns). Tiles of 16 and 32 rows are Apple's (14 KB, several a core);
 // the larger one reuses each operand twice as often and is for GPUs with more matrix rate per byte (policy.py, Tuning).
 constexpr uint tile_columns(uint rows) { return rows > 32 ? 128 : 64; }
 // Row stride of the results: padded where the padding fits.

@@ -113,4 +113,4 @@ def test_the_tile_of_a_dense_product(rows: int, largest: int, expected: int) -> 
 
 
 def test_apples_row_keeps_tiles_of_32_rows() -> None:
-    assert policy.APPLE.tile_rows == 32
+    assert policy.APPLE.tile_rows == 32 and {policy.TUNING[kind].tile_rows for kind in ("cpu", "cuda")} == {64}

@@ -165,6 +165,16 @@ def test_packed_weights_are_read_by_wide_loads_and_weights_stay_in_registers(tra
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("kernel", ["grouped_gemm_tensor_silu_bf16_b4_g64_m64", "grouped_gemm_tensor_bf16_b4_g64_m32"])
+def test_tensor_tiles_run_on_matrix_instructions_from_registers(translate, kernel):
+    """P6: full m16n8k16 products, operands by ldmatrix and 16-byte stores, nothing in local memory."""
+    code, _ = translate(METAL / "grouped_gemm_tensor.metal")
+    text = cuda_driver.compile_cuda(code, f"lily_{kernel}", "compute_90", ptx=True)[0].decode()
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text and "ldmatrix.sync.aligned.m8n8.x4" in text and "mma.sync.aligned.m16n8k8" not in text
+    assert "st.shared.v4" in text and "st.shared.u16" not in text and ".local" not in text
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("ragged", [False, True])
 def test_norm_compiles(translate, ragged):
     code, manifest = translate(METAL / "norm.metal")

@@ -79,7 +79,7 @@ def test_every_gpu_is_listed_after_the_cpu_which_stays_the_default(tmp_path: Pat
 def test_limits_come_from_the_driver_and_memory_is_not_unified(tmp_path: Path) -> None:
     answer, _ = run("facts", tmp_path)
     info = answer["info"]
-    assert answer["kind"] == "cuda" and info["unified_memory"] is False and info["tensor_ops"] is False
+    assert answer["kind"] == "cuda" and info["unified_memory"] is False and info["tensor_ops"] is True
     assert info["max_buffer_length"] == 4 << 30 and info["working_set"] == (3 << 30) - (512 << 20)
     assert (info["max_threads"], info["threadgroup_memory"], info["simd_width"]) == (1024, 32768, 32)
 
