@@ -14,8 +14,6 @@ from .sampling import SamplingParams
 from .steering import Steering
 
 MAX_STOP_IDS = 64
-
-
 _HOST = frozenset({"token_mask", "logprobs"})  # changes hands at every step: a copy would cost more than slow memory does
 
 
