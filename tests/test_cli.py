@@ -83,9 +83,11 @@ def test_generate(monkeypatch, capsys, straw):
 
 def test_generate_passes_what_was_given_and_nothing_else(monkeypatch, capsys, straw):
     code, _, _ = run(monkeypatch, capsys, "generate", "x", "--model", "m", "--device", "cpu", "--max-tokens", "5", "--temperature", "0", "--top-p", "0.5",
-                     "--top-k", "3", "--min-p", "0.1", "--seed", "7", "--stop", "a", "--stop", "b", "--no-thinking", "--raw")
+                     "--top-k", "3", "--min-p", "0.1", "--seed", "7", "--stop", "a", "--stop", "b", "--no-thinking", "--raw", "--presence-penalty", "0",
+                     "--frequency-penalty", "0.5", "--repetition-penalty", "1.1", "--thinking-budget", "9")
     assert code == 0 and straw.calls == [("load", "m", "cpu"), ("stream", "x", {
-        "max_tokens": 5, "temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7, "stop": ["a", "b"], "enable_thinking": False, "raw": True})]
+        "max_tokens": 5, "temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7, "stop": ["a", "b"], "enable_thinking": False, "raw": True,
+        "presence_penalty": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "thinking_budget": 9})]
 
 
 def test_switches(monkeypatch, capsys, straw):

@@ -43,8 +43,12 @@ _generation_options: Decorator = _options(
     click.option("--top-k", type=int, default=None, metavar="K"),
     click.option("--min-p", type=float, default=None, metavar="P"),
     click.option("--seed", type=int, default=None, metavar="S", help="Makes sampling repeatable."),
+    click.option("--repetition-penalty", type=float, default=None, metavar="R", help="1 is off."),
+    click.option("--presence-penalty", type=float, default=None, metavar="P", help="0 is off."),
+    click.option("--frequency-penalty", type=float, default=None, metavar="P", help="0 is off."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before TEXT; may be repeated."),
     click.option("--thinking/--no-thinking", "enable_thinking", default=None, help="Default: what the model's template does."),
+    click.option("--thinking-budget", type=int, default=None, metavar="N", help="Close the thought after N tokens."),
     click.option("--option", "switches", multiple=True, metavar="NAME=off", help="Switch an optimisation (ExecutionOptions)."),
 )
 
