@@ -10,7 +10,7 @@ import pytest
 from lily import ExecutionOptions
 from lily.config import GenerationDefaults
 from lily.errors import RequestError
-from lily.sampling import with_defaults
+from lily.sampling import SamplingParams, with_defaults
 from lily.session import Session
 from tests.test_session import assert_state_is_its_tokens
 
@@ -168,3 +168,47 @@ def test_max_tokens_inside_the_closing_of_a_thought(model: Any) -> None:
 def test_wrong_keywords(model: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(wrong))):
         model.stream(FRANCE, **wrong)
+
+
+def cut_at_random(model: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keywords: dict[str, Any] = {"temperature": float(rng.choice([0, 0.7, 1.5])), "seed": seed, "max_tokens": int(rng.integers(1, 40)), "enable_thinking": bool(rng.integers(2))}
+    if rng.integers(2):
+        keywords |= {"thinking_budget": int(rng.integers(0, 12))}
+    if rng.integers(2):
+        keywords |= {"frequency_penalty": 0.4, "logit_bias": {int(rng.integers(6000)): 5}}
+    if rng.integers(2):
+        keywords |= {"logprobs": True, "top_logprobs": 2}
+    if rng.integers(3) == 0:
+        keywords |= {"stop": ["a", "e o"]}
+    session = Session(model.engine)
+    request, _ = model._request("What is 24 + 31?", **keywords)
+    stream, tokens = model._stream(session, request, None), []
+    for piece in stream:
+        tokens += piece.token_ids
+        if len(tokens) >= rng.integers(1, 60):
+            break
+    stream.close()
+    sequence = [*request.prompt_ids, *tokens]
+    held = len(session.tokens)
+    assert session.tokens == sequence[:held] and len(sequence) - held <= 1 + len(model.tokenizer.encode("\n</think>\n\n", control=True))
+    assert distance(model, session, session.tokens) < 0.06 < distance(model, session, session.tokens[:-1])
+
+
+def distance(model: Any, session: Session, tokens: list[int]) -> float:
+    """Largest relative RMS between a session's recurrent state and that of these tokens in a fresh one: rounding, if they are the same."""
+    fresh = Session(model.engine)
+    next(fresh.generate(tokens, SamplingParams(), 1, (), ExecutionOptions()))
+    pairs = [(session.state_arrays()[name], expected) for name, expected in fresh.state_arrays().items() if name.startswith(("conv", "gdn"))]
+    return float(max(np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2)) for a, b in pairs))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_settings_cut_at_random_leave_a_state_that_is_exactly_its_tokens(model: Any, seed: int) -> None:
+    cut_at_random(model, seed)
+
+
+@pytest.mark.slow
+def test_many_random_settings_leave_a_state_that_is_exactly_its_tokens(model: Any) -> None:
+    for seed in range(5, 60):
+        cut_at_random(model, seed)
