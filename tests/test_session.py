@@ -86,7 +86,9 @@ def test_sampling_with_a_seed_is_reproducible_and_the_hand_off_does_not_change_i
     keywords = dict(prompt_ids=goldens[1]["prompt_ids"], max_tokens=12, temperature=8.0, seed=7)
     first = model.generate(**keywords).token_ids
     assert model.generate(**keywords).token_ids == first
-    assert model.generate(**keywords, options=ExecutionOptions(gpu_token_handoff=False)).token_ids == first
+    # Without the cache, which cuts the prompt at other places: at this temperature another rounding shows.
+    plain = model.generate(**keywords, options=ExecutionOptions(chunk_size=4096)).token_ids
+    assert model.generate(**keywords, options=ExecutionOptions(chunk_size=4096, gpu_token_handoff=False)).token_ids == plain
     assert any(model.generate(**{**keywords, "seed": s}).token_ids != first for s in range(3))
 
 
