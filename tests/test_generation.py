@@ -164,14 +164,6 @@ def test_max_tokens_inside_the_closing_of_a_thought(model: Any) -> None:
     assert_state_is_its_tokens(model, session, (ids + tokens)[len(session.tokens) :])
 
 
-def test_a_budget_does_not_cut_a_character(model: Any) -> None:
-    smile = model.tokenizer.encode("😀")
-    assert len(smile) > 1
-    prompt = [*model._request(FRANCE)[0].prompt_ids]
-    reply = model.generate(prompt_ids=prompt, temperature=0, thinking_budget=1, max_tokens=12, logit_bias={smile[0]: 100})
-    assert "\ufffd" not in reply.reasoning or len(reply.token_ids) == 12
-
-
 @pytest.mark.parametrize("wrong", [{"thinking_budget": -1}, {"thinking_budget": 1.5}, {"thinking_budget": True}, {"no_such": 1}, {"parallel_tool_calls": 1}])
 def test_wrong_keywords(model: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(wrong))):

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import lily
 from lily.checkpoint import Checkpoint
@@ -228,3 +230,29 @@ def test_tools_beside_a_schema(model: Any) -> None:
     assert [call["function"]["name"] for call in called.tool_calls] == ["get_weather"] and called.text == ""
     answered = model.chat(LIMA, **{**keywords, "tool_choice": "none"}, stop="}")
     assert answered.text.startswith("{") and not answered.tool_calls
+
+
+# -- any schema at all -----------------------------------------------------------------------------------------------------
+_leaf = st.none() | st.booleans() | st.integers(-5, 10**20) | st.floats() | st.text(max_size=6) | st.sampled_from(["string", "integer", "object", "array", "#/$defs/a", "^a*$", "(", "date"])
+_key = st.sampled_from(["type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "pattern", "format", "minimum", "maximum",
+                        "multipleOf", "minLength", "maxLength", "minItems", "maxItems", "prefixItems", "additionalProperties", "patternProperties", "a", "not", "x-guidance"])
+_schema = st.recursive(_leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_key, inner, max_size=4), max_leaves=12)
+
+
+@given(st.dictionaries(_key, _schema, max_size=5))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_schema_works_or_is_refused(tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
+    mask = np.zeros(192, np.uint32)
+    tool = {"name": "f", "parameters": schema}
+    for given_schema, tools in ((schema, ()), (None, (tool,))):
+        try:
+            grammar = guided(tokenizer, 6144, answer_grammar(tokenizer, schema=given_schema, tools=tools))
+            for _ in range(4):
+                grammar.fill(mask)
+                allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+                assert len(allowed)
+                if set(allowed) <= {6135, 6137}:
+                    break
+                grammar.accept(int(allowed[0]))
+        except RequestError:
+            pass

@@ -7,6 +7,7 @@
 
 from .chat_session import ChatSession
 from .errors import CheckpointError, ContextLengthError, DeviceError, LilyError, RequestError, SessionFileError, TemplateError
+from .logprobs import TokenLogprob, TopLogprob
 from .model import Model
 from .options import ExecutionOptions
 from .reply import Piece, Reply, Usage
@@ -26,5 +27,7 @@ __all__ = [
     "RequestError",
     "SessionFileError",
     "TemplateError",
+    "TokenLogprob",
+    "TopLogprob",
     "Usage",
 ]
