@@ -35,7 +35,7 @@ def test_tracked_buffers_are_ordered_and_untracked_ones_overlap() -> None:
 
 
 def test_a_missing_barrier_shows_when_reordered() -> None:
-    assert "wrong 0\n" in passed("missing_barrier")
+    assert "wrong 0\n" in passed("missing_barrier", "workers=1")  # several workers may reorder by themselves
     assert "wrong 20\n" in passed("missing_barrier", "order=reverse")
 
 

@@ -35,6 +35,21 @@ def test_delivers_every_step_once(kernels: Any, in_flight: int, first_step: int)
     assert loop.gpu_ms > 0
 
 
+def test_a_step_state_that_the_cpu_does_not_see_is_copied_out_after_every_step(kernels: Any) -> None:
+    size = native.struct_layouts()["StepState"]["size"]
+    hidden, copy = kernels.device.buffer(size, storage="private"), kernels.device.buffer(size)
+    program = native.Program(kernels.device, [kernels.dispatch("advance_step", [(0, hidden, 0)], NEVER)])
+    hidden.fill(0)
+    copy.fill(0)
+    with pytest.raises(ValueError, match="private storage"):
+        native.DecodeLoop(program, hidden, 2)
+    loop = native.DecodeLoop(program, hidden, 2, copy)
+    loop.start(20)
+    assert list(iter(loop.next, None)) == [(100 + i, 0) for i in range(20)]
+    loop.drain()
+    assert step_of(copy) == 20
+
+
 def test_stop_leaves_steps_in_flight_without_effect(kernels: Any) -> None:
     loop, state = make(kernels, stop=5)
     loop.start(100)

@@ -23,6 +23,7 @@ Driver load() {
   LILY_CUDA_FUNCTIONS(X)
 #undef X
   if (!d.problem.empty()) return d;
+  d.cuDriverGetVersion(&d.version);
   if (CUresult code = d.cuInit(0)) d.problem = "the NVIDIA driver does not start (" + d.describe(code) + ")";
   return d;
 }

@@ -36,6 +36,7 @@ enum { kHostPortable = 1, kHostDeviceMap = 2, kStreamNonBlocking = 1 };
 
 #define LILY_CUDA_FUNCTIONS(X)                                                                                        \
   X(cuInit, (unsigned flags))                                                                                         \
+  X(cuDriverGetVersion, (int* version))                                                                               \
   X(cuGetErrorName, (CUresult code, const char** text))                                                               \
   X(cuGetErrorString, (CUresult code, const char** text))                                                             \
   X(cuDeviceGetCount, (int* count))                                                                                   \
@@ -84,6 +85,7 @@ enum { kHostPortable = 1, kHostDeviceMap = 2, kStreamNonBlocking = 1 };
 
 struct Driver {
   std::string problem;  // why there is no driver; empty when there is one
+  int version = 0;      // of CUDA, 13000 for 13.0
 #define X(name, parameters) CUresult(*name) parameters = nullptr;
   LILY_CUDA_FUNCTIONS(X)
 #undef X

@@ -13,6 +13,7 @@
 #include "../framework/kernel_binary.h"
 #include "../framework/settings.h"
 #include "../framework/support_text.h"
+#include "driver.h"
 
 namespace lily::cuda {
 namespace {
@@ -54,14 +55,15 @@ std::vector<std::string> package_folders() {
   return folders;
 }
 
-// The package's library, newest version first, else the system's.
+// The package's library, newest version first, else the system's; none that is newer than the driver, which may not load its code.
 std::vector<std::string> candidates() {
   if (!metal::settings().nvrtc.empty()) return {metal::settings().nvrtc};
-  std::vector<std::string> paths;
+  std::vector<std::string> paths, versions = {"12"};
+  if (driver().version >= 13000) versions.insert(versions.begin(), "13");
   for (const std::string& folder : package_folders())
-    for (const char* version : {"13", "12"})
+    for (const std::string& version : versions)
       for (const std::string& path : matches(folder + "/nvidia/*/lib/libnvrtc.so." + version)) paths.push_back(path);
-  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) paths.push_back(name);
+  for (const std::string& version : versions) paths.push_back("libnvrtc.so." + version);
   return paths;
 }
 
