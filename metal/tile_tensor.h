@@ -20,7 +20,8 @@ struct TensorUnit {
     Operand right(w, Extents(kTileDepth, kColumns), Strides{1, int(kOperandStride)});
     auto sum = multiply.template get_destination_cooperative_tensor<Operand, Operand, float>();
     #pragma unroll
-    for (ushort i = 0; i < sum.get_capacity(); i++) sum[i] = 0.0f;
+    for (ushort i = 0; i < sum.get_capacity(); i++)
+      if (sum.is_valid_element(i)) sum[i] = 0.0f;
 
     operands.fetch(0);
     for (uint depth = 0; depth < k; depth += kTileDepth) {

@@ -83,7 +83,8 @@ def _product(gpu: Gpu, rng: np.random.Generator, family: str, tile: int) -> tupl
     rows, n, k = 37, 200, 512
     words, scales, biases, dense = _quantised(rng, n, k)
     x, y = _bf16(rng.normal(size=(rows, k))), _poison(rows, n)
-    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemmArgs", {"rows": rows, "n": n, "k": k, "ldx": k, "ldy": n}, 5,
+    args: dict[str, float | int] = {"rows": rows, "n": n, "k": k, "ldx": k, "ldy": n}
+    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemmArgs", args, 5,
          (-(-n // geo.tile_columns(tile)), -(-rows // tile), 1), geo.GEMM_THREADS)
     return bf16_to_f32(y), bf16_to_f32(x) @ dense.T
 
@@ -94,8 +95,9 @@ def _grouped_product(gpu: Gpu, rng: np.random.Generator, family: str, tile: int)
     words, scales, biases, _ = _quantised(rng, 2 * n, k)
     x, y = _bf16(rng.normal(size=(rows, k))), _poison(rows, n)
     blocks = np.array([[0, 0, tile, 0], [1, tile, 5, 0]], np.uint32)
-    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", {0: words, 1: scales, 2: biases, 3: x, 4: y, 6: blocks, 7: np.arange(rows, dtype=np.uint32)}, "GroupedGemmArgs",
-         {"n": n, "k": k, "ldx": k, "ldy": n, "gather_slots": 0, "experts": 2}, 5, (-(-n // geo.tile_columns(tile)), 2, 1), geo.GEMM_THREADS)
+    args: dict[str, float | int] = {"n": n, "k": k, "ldx": k, "ldy": n, "gather_slots": 0, "experts": 2}
+    arrays = {0: words, 1: scales, 2: biases, 3: x, 4: y, 6: blocks, 7: np.arange(rows, dtype=np.uint32)}
+    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", arrays, "GroupedGemmArgs", args, 5, (-(-n // geo.tile_columns(tile)), 2, 1), geo.GEMM_THREADS)
     return bf16_to_f32(y)
 
 
@@ -109,7 +111,8 @@ TENSOR_BOUND = 5e-3  # relative RMS between the two units: both round to bf16 at
 def tensor_problem(gpu: Gpu, seed: int = 0) -> str:
     """P6: runs every tile height on tensor operations and on simdgroup matrices. Empty when both agree, else what is wrong."""
     try:
-        found = {"gemm_tensor_m64": _relative(_product(gpu, np.random.default_rng(seed), "gemm_tensor", 64)[0], _product(gpu, np.random.default_rng(seed), "gemm", 32)[0])}
+        new, old = (_product(gpu, np.random.default_rng(seed), family, tile)[0] for family, tile in (("gemm_tensor", 64), ("gemm", 32)))
+        found = {"gemm_tensor_m64": _relative(new, old)}
         for tile in (16, 32):
             new, old = (_grouped_product(gpu, np.random.default_rng(seed), family, tile) for family in ("grouped_gemm_tensor", "grouped_gemm"))
             found[f"grouped_gemm_tensor_m{tile}"] = _relative(new, old)

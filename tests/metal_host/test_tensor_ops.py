@@ -33,7 +33,8 @@ kernel void product(device const bfloat* a [[buffer(0)]], device const bfloat* b
   constexpr auto descriptor = matmul2d_descriptor(M, N, 64, false, true, false, matmul2d_descriptor::mode::multiply_accumulate);
   matmul2d<descriptor, execution_simdgroups<SIMDGROUPS>> operation;
   auto sum = operation.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
-  for (ushort i = 0; i < sum.get_capacity(); i++) sum[i] = 1.0f;
+  for (ushort i = 0; i < sum.get_capacity(); i++)
+    if (sum.is_valid_element(i)) sum[i] = 1.0f;
   for (uint step = 0; step < steps; step++) {
     for (uint i = thread_id; i < M * 64; i += SIMDGROUPS * 32) left_memory[i / 64 * (64 + PAD) + i % 64] = a[step * M * 64 + i];
     for (uint i = thread_id; i < N * 64; i += SIMDGROUPS * 32) right_memory[i / 64 * (64 + PAD) + i % 64] = b[step * N * 64 + i];

@@ -18,6 +18,7 @@ template <class T, int M, int N, int Simdgroups> struct cooperative_tensor {
   static_assert(pieces_down * 16 * down == M && pieces * 8 * across == N && (pieces & (pieces - 1)) == 0 && pieces > 1, "matmul2d: parts have 16, 32, 64 ... columns");
   float value[pieces_down * pieces * 4];
   LILY_INLINE constexpr ushort get_capacity() const { return pieces_down * pieces * 4; }
+  LILY_INLINE constexpr bool is_valid_element(ushort) const { return true; }
   LILY_INLINE float &operator[](ushort i) { return value[i]; }
   LILY_INLINE float operator[](ushort i) const { return value[i]; }
   static LILY_INLINE uint first_row() { return lily_simdgroup_index() / across * rows; }

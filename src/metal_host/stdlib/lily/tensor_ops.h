@@ -66,6 +66,7 @@ template <class T, int M, int N, int Simdgroups> struct cooperative_tensor {
   static_assert(panels * Simdgroups * 16 == N && M % 8 == 0, "matmul2d: columns are shared out in panels of 16, rows go by 8");
   lily_float16 part[panels * M];
   LILY_INLINE ushort get_capacity() const { return lily_lane() == 0 ? panels * M * 16 : 0; }
+  LILY_INLINE bool is_valid_element(ushort i) const { return i < get_capacity(); }
   LILY_INLINE float &operator[](ushort i) { return ((__private float *)part)[i]; }
   LILY_INLINE float operator[](ushort i) const { return ((const __private float *)part)[i]; }
   template <class Extents> LILY_INLINE void store(tensor<LILY_LOCAL float, Extents, tensor_inline> &target, LILY_SITE) const {
