@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import session_file
+from .async_stream import Cancelled, Check, async_pieces, gathered
 from .errors import RequestError
 from .generation import Request
+from .progress import Progress
 from .reply import Piece, Reply, joined
 from .session import Session
 
 if TYPE_CHECKING:
     from .model import Model
-
-Progress = Callable[[int, int], None]
 
 
 class ChatSession:
@@ -40,20 +40,35 @@ class ChatSession:
 
     def stream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Iterator[Piece]:
         """As `chat`, in pieces. If the iterator is closed early, the partial answer joins the history."""
+        return self._turn(*self._prepared(content, keywords))
+
+    async def achat(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> Reply:
+        """`chat` for asyncio. Cancelling the task ends the answer within one prefill chunk or one token; what there is of it
+        joins the history."""
+        return joined(await gathered(self.astream(content, **keywords)))
+
+    def astream(self, content: str | Sequence[dict[str, Any]], **keywords: Any) -> AsyncGenerator[Piece, None]:
+        """`stream` for asyncio; `aclose()` ends the answer as a cancel of the task does."""
+        return async_pieces(lambda check: self._turn(*self._prepared(content, keywords), check))
+
+    def _prepared(self, content: str | Sequence[dict[str, Any]], keywords: dict[str, Any]) -> tuple[list[dict[str, Any]], Request, Progress | None]:
         if not isinstance(content, (str, list, tuple)):
             raise RequestError(f"a turn is a string or a list of messages, got {type(content).__name__}")
         added = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         request, progress = self._model._request([*self.messages, *added], **keywords)
-        return self._turn(added, request, progress)
+        return added, request, progress
 
-    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None) -> Iterator[Piece]:
-        text, reasoning, failed = "", "", False
+    def _turn(self, added: list[dict[str, Any]], request: Request, progress: Progress | None, check: Check | None = None) -> Iterator[Piece]:
+        text, reasoning, begun, failed = "", "", False, False
         calls: list[dict[str, Any]] = []
         try:
-            for piece in self._model._stream(self._session, request, progress):
-                text, reasoning = text + piece.text, reasoning + piece.reasoning
+            for piece in self._model._stream(self._session, request, progress, check):
+                text, reasoning, begun = text + piece.text, reasoning + piece.reasoning, True
                 calls += piece.finished_calls
                 yield piece
+        except Cancelled:
+            failed = not begun
+            raise
         except Exception:
             failed = True
             raise

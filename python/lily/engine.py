@@ -164,6 +164,14 @@ class Engine:
         with self._sessions_lock:
             self._sessions.add(session)
 
+    def close(self) -> None:
+        """Frees the weights, the cache and the state of every session. Nothing may be running, and nothing works afterwards."""
+        self.cache.clear()
+        with self._sessions_lock:
+            for session in self._sessions:
+                session.release()
+        self.buffers.clear()
+
     def check_fits(self, capacity: int, session: Session) -> None:
         """Makes room for a session that grows to `capacity` KV rows: snapshots are evicted where needed. Raises DeviceError with
         the numbers when it does not fit beside the weights and the other sessions (case 38)."""

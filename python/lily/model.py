@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from . import guidance, session_file
+from .async_stream import Check, async_pieces, gathered
 from .chat import ChatTemplate
 from .chat_session import ChatSession
 from .checkpoint import Checkpoint
@@ -24,6 +24,7 @@ from .memory import checked_cache_bytes
 from .model_files import BUILT_IN, resolve
 from .options import ExecutionOptions
 from .prefix_cache import CacheInfo
+from .progress import Progress, TerminalBar
 from .reply import CallReader, Piece, Reply, Usage, joined
 from .sampling import SAMPLING_KEYWORDS
 from .session import Sampled, Session
@@ -32,28 +33,16 @@ from .tool_choice import plan_tools
 from .turns import turn_marks
 from .turnstile import Turnstile
 
-Progress = Callable[[int, int], None]
 Prompt = str | Sequence[dict[str, Any]] | None
 
 
-class _LoadingBar:
-    """A progress bar on a terminal, shown only when loading takes a while."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", delay=0.5, leave=False, disable=not sys.stderr.isatty())
-        self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
 class Model:
-    """A model on a device. Use `Model.load`. Methods may be called from any thread; generations run one after another.
+    """A model on a device. Use `Model.load`, also as a context manager, which frees the memory at its end.
+
+    Thread safety: every method may be called from any thread, also while others run; generations take turns in no promised
+    order, and an open stream keeps its turn until it ends or is closed. A second generation in the thread that holds an open
+    stream is refused with RequestError instead of waiting for itself. One stream must not be advanced by two threads at once.
+    The async twins run in threads of their own (asyncio only).
 
     All sessions share one prefix cache: a request goes on from the longest snapshot that is a prefix of its prompt. Requests
     with `options` of their own run without it.
@@ -84,7 +73,7 @@ class Model:
         """
         cache_bytes = checked_cache_bytes(cache_bytes)
         folder = resolve(model)
-        bar = _LoadingBar()
+        bar = TerminalBar("loading weights", "B")
         try:
             with Checkpoint.open(folder, progress or bar) as checkpoint:
                 tokenizer = Tokenizer.from_folder(folder, checkpoint.config.eos_ids)
@@ -125,6 +114,29 @@ class Model:
         c = self._engine.config
         return f"<lily.Model {self.name}: {c.num_layers} layers, hidden {c.hidden_size}, {c.num_experts} experts, on {self._engine.gpu.name}>"
 
+    def _repr_markdown_(self) -> str:
+        """For notebooks."""
+        c, memory = self._engine.config, self._engine.memory_bytes()
+        rows = {
+            "device": self._engine.gpu.name, "layers": f"{len(c.gdn_layers)} gated DeltaNet, {len(c.attention_layers)} attention",
+            "hidden size": f"{c.hidden_size:,}", "experts": f"{c.num_experts}, {c.top_k} a token", "vocabulary": f"{c.vocab_size:,}",
+            "context": f"{self.context_length:,} tokens", "weights": f"{memory['weights'] / 1e6:,.1f} MB",
+        }
+        lines = [f"**lily.Model** `{self.name}`", "", "| | |", "|---|---|", *(f"| {name} | {value} |".replace("\n", " ") for name, value in rows.items())]
+        return "\n".join(lines)
+
+    # -- its end ---------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Frees the weights, the cache and the state of every session, after the streams that other threads run. Later calls
+        are RequestErrors. A stream that this thread still has open may finish and is the last."""
+        self._lock.close(self._engine.close)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
     # -- generation ------------------------------------------------------------------------------------------------------
     def generate(self, prompt: Prompt = None, **keywords: Any) -> Reply:
         """A whole answer.
@@ -138,7 +150,7 @@ class Model:
         tools, tool_choice ("auto", "none", "required" or one function), parallel_tool_calls (False = at most one call):
         calls in the answer become `tool_calls` and are not in `text`;
         response_format: {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}} (extra `guidance`);
-        options (`ExecutionOptions`), progress(done, total) over prompt tokens.
+        options (`ExecutionOptions`); progress(done, total) over prompt tokens, by default a bar on a terminal when it takes long.
         docs/generation.md says more. Raises RequestError, TemplateError, ContextLengthError or DeviceError.
         """
         return joined(self.stream(prompt, **keywords))
@@ -154,6 +166,26 @@ class Model:
         Closing the iterator ends the generation."""
         request, progress = self._request(prompt, **keywords)
         return self._stream(self._session, request, progress)
+
+    async def agenerate(self, prompt: Prompt = None, **keywords: Any) -> Reply:
+        """`generate` for asyncio. Cancelling the task ends the generation within one prefill chunk or one token."""
+        return joined(await gathered(self.astream(prompt, **keywords)))
+
+    async def achat(self, messages: Sequence[dict[str, Any]], **keywords: Any) -> Reply:
+        """`chat` for asyncio, cancelled like `agenerate`."""
+        if isinstance(messages, str):
+            raise RequestError("achat takes a list of messages", fix="use agenerate() for a single string")
+        return await self.agenerate(messages, **keywords)
+
+    def astream(self, prompt: Prompt = None, **keywords: Any) -> AsyncGenerator[Piece, None]:
+        """`stream` for asyncio. The request is checked when the first piece is asked for. Cancelling the task that waits, or
+        `aclose()`, ends the generation within one prefill chunk or one token. `progress` is called in the generation's thread."""
+
+        def open_stream(check: Check) -> Iterator[Piece]:
+            request, progress = self._request(prompt, **keywords)
+            return self._stream(self._session, request, progress, check)
+
+        return async_pieces(open_stream)
 
     def logits(self, ids: Sequence[int], *, options: ExecutionOptions | None = None) -> np.ndarray:
         """Teacher-forced logits: float32 [len(ids), vocab]; row i predicts token i + 1."""
@@ -211,15 +243,25 @@ class Model:
         )
         return request, progress
 
-    def _stream(self, session: Session, request: Request, progress: Progress | None) -> Iterator[Piece]:
+    def _stream(self, session: Session, request: Request, progress: Progress | None, check: Check | None = None) -> Iterator[Piece]:
+        """`check`: may raise to end the generation when its turn has come, and after every prefill chunk."""
         with self._lock:
+            if check is not None:
+                check()
+            bar = TerminalBar("reading the prompt", "tok")
+
+            def report(done: int, total: int) -> None:
+                (progress or bar)(done, total)
+                if check is not None:
+                    check()
+
             assembler, calls = TextAssembler(self._tokenizer, request), CallReader(request.tools, prefix=request.prefix, several=request.several)
             start = time.perf_counter()
             first_at = start
             count, reason = 0, "length"
             stop_ids = sorted(self._engine.config.eos_ids)
             marks = turn_marks(request.prompt_ids, self._tokenizer.control)
-            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, progress, marks, request.steering)
+            tokens = session.generate(request.prompt_ids, request.sampling, request.max_tokens, stop_ids, request.options, report, marks, request.steering)
             try:
                 for sampled in tokens:
                     count += 1
@@ -234,6 +276,7 @@ class Model:
                         break
             finally:
                 tokens.close()
+                bar.close()
             reasoning, text = assembler.flush()
             cached = len(request.prompt_ids) - session.prefilled
             usage = Usage(len(request.prompt_ids), count, cached, first_at - start, time.perf_counter() - first_at)

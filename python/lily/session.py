@@ -77,6 +77,14 @@ class Session:
         rings = [b for name, b in self._state.items() if name.startswith(("conv.", "gdn."))]
         self.engine.gpu.native.blit([], [(b, 0, b.nbytes // RING, 0) for b in rings])
 
+    def release(self) -> None:
+        """Frees the state and the recorded programs for good."""
+        self.tokens = []
+        self._programs.clear()
+        self._state.clear()
+        self._step_copy = None
+        self._capacity = 0
+
     @property
     def buffers(self) -> Mapping[str, Any]:
         """State buffers by name (plans/context.py)."""

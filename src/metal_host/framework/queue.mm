@@ -44,10 +44,23 @@ bool is_finished(LilyCommandBuffer* buffer) {
   return true;
 }
 
-void run_choice(const Choice& choice) {
+// faults=N: what a watchdog does to a command buffer, before or after this pass had its effect.
+enum class Injected { kNone, kBefore, kAfter };
+
+Injected injected_fault(QueueState& state) {
+  const uint64_t rate = settings().faults;
+  if (!rate || state.random() % rate) return Injected::kNone;
+  return state.random() % 2 ? Injected::kBefore : Injected::kAfter;
+}
+
+void run_choice(const Choice& choice, Injected injected) {
   [choice.buffer startAt:now()];
-  std::string fault = run_pass(*choice.pass);
+  std::string fault = injected == Injected::kBefore ? "" : run_pass(*choice.pass);
   choice.pass->done = true;
+  if (fault.empty() && injected != Injected::kNone) {
+    [choice.buffer failWith:"an injected fault" code:MTLCommandBufferErrorTimeout];
+    return;
+  }
   if (!fault.empty()) [choice.buffer failWith:fault code:MTLCommandBufferErrorInternal];
 }
 
@@ -85,9 +98,10 @@ void run_queue(std::shared_ptr<QueueState> state) {
       if (settings().order == LILY_ORDER_REVERSE) pick = ready.size() - 1;
       if (settings().order == LILY_ORDER_RANDOM) pick = state->random() % ready.size();
       Choice choice = ready[pick];
+      Injected injected = injected_fault(*state);
       ready.clear();
       lock.unlock();
-      run_choice(choice);
+      run_choice(choice, injected);
       lock.lock();
     }
   }

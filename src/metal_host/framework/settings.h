@@ -18,6 +18,7 @@ struct Settings {
   bool hazards = false;      // every dispatch's accesses are recorded, unordered dispatches that conflict fail; needs strict=2
   std::string cuda_driver;   // library to load instead of the NVIDIA driver's
   std::string nvrtc;         // library to load instead of the first NVRTC found
+  uint64_t faults = 0;       // of so many command buffers one fails, chosen at random; 0 = none
   bool poison = false;       // threadgroup memory and new shared buffers start as NaN
 
   bool reorders() const { return order != LILY_ORDER_FORWARD; }

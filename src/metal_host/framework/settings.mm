@@ -41,13 +41,15 @@ void apply(Settings& s, const std::string& key, const std::string& value) {
     s.cuda_driver = value;
   } else if (key == "nvrtc") {
     s.nvrtc = value;
+  } else if (key == "faults") {
+    s.faults = number(key, value, 0, UINT32_MAX);
   } else if (key == "poison") {
     s.poison = number(key, value, 0, 1) != 0;
   } else if (key == "hazards") {
     if (value != "on" && value != "off") programming_error("LILY_METAL_HOST: hazards=%s, expected on or off", value.c_str());
     s.hazards = value == "on";
   } else {
-    programming_error("LILY_METAL_HOST: unknown key %s (workers, order, seed, strict, family, max_threads, target, poison, hazards, cuda_driver, nvrtc)", key.c_str());
+    programming_error("LILY_METAL_HOST: unknown key %s (workers, order, seed, strict, family, max_threads, target, poison, faults, hazards, cuda_driver, nvrtc)", key.c_str());
   }
 }
 
