@@ -10,6 +10,7 @@ constant constexpr uint kMixerThreads = 128;   // a mixer's output: 4096 in one 
 
 template <typename Matrix, typename Out>
 struct NormJob {
+  using Block = typename Matrix::Block;
   Matrix matrix;
   device const bfloat* h;
   device const float* weight;
@@ -26,6 +27,10 @@ struct NormJob {
   }
   METAL_FUNC void accumulate(uint output, uint, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.accumulate(output, block, x, sum, rest);
+  }
+  METAL_FUNC Block fetch(uint output, uint, uint block) const { return matrix.load(output, block); }
+  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    matrix.multiply(row, x, sum, rest);
   }
   METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float* squares, uint lanes) const {
     y[output] = Out(sums[0] * precise::rsqrt(sum_parts(squares, lanes) / inputs + eps));
@@ -74,6 +79,7 @@ template <typename Out>
 // h += W x: the mixer's output projection with the residual addition. The prologue makes x from what the mixer left.
 template <typename Matrix, typename Prologue>
 struct ResidualJob {
+  using Block = typename Matrix::Block;
   Matrix matrix;
   Prologue prologue;
   device bfloat* h;
@@ -83,6 +89,10 @@ struct ResidualJob {
   METAL_FUNC ActivationBlock load(uint block, bool) const { return prologue.load(block); }
   METAL_FUNC void accumulate(uint output, uint, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.accumulate(output, block, x, sum, rest);
+  }
+  METAL_FUNC Block fetch(uint output, uint, uint block) const { return matrix.load(output, block); }
+  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    matrix.multiply(row, x, sum, rest);
   }
   METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float*, uint) const {
     h[output] = bfloat(float(h[output]) + sums[0]);
@@ -119,9 +129,10 @@ struct GatedNorm {
       }
     }
     const float scale = precise::rsqrt(square / float(dv) + eps);
-    device const bfloat* gate = z + block * kBlock;
-    device const float* g = weight + block * kBlock % dv;
-    for (uint i = 0; i < kBlock; i++) x.value[i] *= scale * g[i] * silu(float(gate[i]));
+    const BfloatBlock gate = *(device const BfloatBlock*)(z + block * kBlock);
+    float g[kBlock];
+    load_floats(weight + block * kBlock % dv, g);
+    for (uint i = 0; i < kBlock; i++) x.value[i] *= scale * g[i] * silu(float(gate.value[i]));
     sum_activations(x);
     return x;
   }
@@ -156,8 +167,8 @@ struct OutputGate {
   METAL_FUNC ActivationBlock load(uint block) const {
     ActivationBlock x = load_activations(o + block * kBlock);
     const uint column = block * kBlock;
-    device const bfloat* gate = proj + column + (column / head_dim + 1) * head_dim;
-    for (uint i = 0; i < kBlock; i++) x.value[i] *= sigmoid(float(gate[i]));
+    const BfloatBlock gate = *(device const BfloatBlock*)(proj + column + (column / head_dim + 1) * head_dim);
+    for (uint i = 0; i < kBlock; i++) x.value[i] *= sigmoid(float(gate.value[i]));
     sum_activations(x);
     return x;
   }

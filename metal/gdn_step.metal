@@ -71,8 +71,19 @@ struct StepConvolution {
   uint taps, channels;
 
   METAL_FUNC void run(uint channel, bool keep, thread float* y) const {
-    float x[kChunk];
     for (uint i = 0; i < kChunk; i++) y[i] = 0.0f;
+    if (taps == 4) {                 // the model's: all loads at once, the weights of a channel in one
+      float window[4][kChunk];
+      for (uint j = 0; j < 4; j++) load_chunk(j + 1 < 4 ? before + j * channels + channel : proj + channel, window[j]);
+      for (uint i = 0; i < kChunk; i++) {
+        const float4 tap = ((device const float4*)w)[channel + i];
+        y[i] = silu(fma(tap.w, window[3][i], fma(tap.z, window[2][i], fma(tap.y, window[1][i], tap.x * window[0][i]))));
+      }
+      if (keep)
+        for (uint j = 1; j < 4; j++) store_chunk(after + (j - 1) * channels + channel, window[j]);
+      return;
+    }
+    float x[kChunk];
     for (uint j = 0; j < taps; j++) {
       load_chunk(j + 1 < taps ? before + j * channels + channel : proj + channel, x);
       if (keep && j > 0) store_chunk(after + (j - 1) * channels + channel, x);

@@ -22,14 +22,15 @@ METAL_FUNC bool precedes(uint key, uint expert, uint other_key, uint other_exper
 }
 
 struct RoutingScratch {
-  uint best_key[32], best_expert[32];            // of each lane
-  uint key[kMaxTopK * kLogitsPerLane], expert[kMaxTopK * kLogitsPerLane];   // candidates
-  uint chosen;
+  uint2 best[32];                                // key and expert of each lane's best logit
+  uint2 candidate[kMaxTopK * kLogitsPerLane];    // keys and experts
+  uint threshold, chosen;
 };
 
 // Leaves the expert of one slot in scratch.chosen; with `weigh` also id and weight of the slot for moe_down_add. One simdgroup, the
 // rules of router_topk. It takes ranks instead of top_k maxima one after another, which would be 2 top_k exchanges: a lane
-// beaten by top_k other lanes' best logits holds none of the chosen, so few candidates are left to be ranked.
+// beaten by top_k other lanes' best logits holds none of the chosen, nor is one chosen below the last of those, so about top_k
+// candidates are left to be ranked.
 METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs& args, uint slot, bool weigh, threadgroup RoutingScratch& scratch,
                               device uint* expert_ids, device float* expert_weights, uint lane) {
   if (slot >= args.top_k) {
@@ -50,32 +51,45 @@ METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs
       best_expert = expert;
     }
   }
-  scratch.best_key[lane] = best_key;
-  scratch.best_expert[lane] = best_expert;
+  scratch.best[lane] = uint2(best_key, best_expert);
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
   uint lane_rank = 0, top_key = 0;
+  #pragma unroll
   for (uint other = 0; other < 32; other++) {
-    const uint key = scratch.best_key[other];
-    lane_rank += precedes(key, scratch.best_expert[other], best_key, best_expert) ? 1 : 0;
-    top_key = max(top_key, key);
+    const uint2 best = scratch.best[other];
+    lane_rank += precedes(best.x, best.y, best_key, best_expert) ? 1 : 0;
+    top_key = max(top_key, best.x);
   }
+  // No chosen logit is below the last of the top_k best lanes' best ones.
+  if (lane_rank == args.top_k - 1) scratch.threshold = best_key;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  const uint threshold = max(scratch.threshold, 1u);
+  uint held = 0;
   if (lane_rank < args.top_k)
     for (uint i = 0; i < own; i++) {
       const uint expert = lane + 32 * i;
-      scratch.key[lane_rank * own + i] = expert < args.experts ? order_key(logits[expert]) : 0;
-      scratch.expert[lane_rank * own + i] = expert;
+      held += expert < args.experts && order_key(logits[expert]) >= threshold ? 1 : 0;
+    }
+  uint at = simd_prefix_exclusive_sum(held);
+  const uint candidates = simd_sum(held);
+  if (held > 0)
+    for (uint i = 0; i < own; i++) {
+      const uint expert = lane + 32 * i, key = expert < args.experts ? order_key(logits[expert]) : 0;
+      if (key >= threshold) scratch.candidate[at++] = uint2(key, expert);
     }
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
   const float top = value_of_key(top_key);
-  const uint candidates = args.top_k * own;
   float mine = 0.0f, total = 0.0f;
   bool found = false;
   for (uint c = lane; c < candidates; c += 32) {
-    const uint key = scratch.key[c], expert = scratch.expert[c];
+    const uint key = scratch.candidate[c].x, expert = scratch.candidate[c].y;
     uint rank = 0;
-    for (uint other = 0; other < candidates; other++) rank += precedes(scratch.key[other], scratch.expert[other], key, expert) ? 1 : 0;
+    for (uint other = 0; other < candidates; other++) {
+      const uint2 rival = scratch.candidate[other];
+      rank += precedes(rival.x, rival.y, key, expert) ? 1 : 0;
+    }
     if (rank >= args.top_k) continue;
     const float score = weigh ? precise::exp(value_of_key(key) - top) : 0.0f;
     total += score;
@@ -99,6 +113,7 @@ METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs
 
 template <typename Matrix>
 struct GateUpJob {
+  using Block = typename Matrix::Block;
   Matrix matrix;
   device const bfloat* h;
   device const float* weight;
@@ -118,6 +133,10 @@ struct GateUpJob {
   }
   METAL_FUNC void accumulate(uint output, uint which, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.accumulate(first + which * width + output, block, x, sum, rest);
+  }
+  METAL_FUNC Block fetch(uint output, uint which, uint block) const { return matrix.load(first + which * width + output, block); }
+  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    matrix.multiply(row, x, sum, rest);
   }
   METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float* squares, uint lanes) const {
     const float scale = normed ? precise::rsqrt(sum_parts(squares, lanes) / inputs + eps) : 1.0f;
@@ -164,6 +183,7 @@ template <int BITS, int GROUP>
 
 template <typename Matrix>
 struct DownJob {
+  using Block = typename Matrix::Block;
   Matrix matrix;                       // its blocks: of one slot
   device const bfloat* act;
   device bfloat* h;
@@ -178,11 +198,21 @@ struct DownJob {
     const float weight = expert_weights[block / matrix.blocks];
     for (uint i = 0; i < kBlock; i++) x.value[i] *= weight;
     x.sum *= weight;
+    x.nibble_offset *= weight;
     return x;
   }
   METAL_FUNC void accumulate(uint output, uint, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     const uint expert = expert_ids[block / matrix.blocks];
     if (expert < matrices) matrix.accumulate(expert * n + output, block % matrix.blocks, x, sum, rest);
+  }
+  METAL_FUNC Block fetch(uint output, uint, uint block) const {
+    const uint expert = expert_ids[block / matrix.blocks];
+    Block row = matrix.load((expert < matrices ? expert : 0) * n + output, block % matrix.blocks);
+    if (expert >= matrices) row.scale = row.bias = 0.0f;
+    return row;
+  }
+  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    matrix.multiply(row, x, sum, rest);
   }
   METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float*, uint) const {
     h[output] = bfloat(float(h[output]) + sums[0]);

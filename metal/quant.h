@@ -20,19 +20,37 @@ METAL_FUNC void store_block(threadgroup bfloat* out, thread const BfloatBlock& b
 struct ActivationBlock {
   float value[kBlock];
   float sum;
+  float nibble_offset;      // 256 (sum of the even ones) + 16 (sum of the odd ones): see QuantMatrix::multiply
 };
 
-METAL_FUNC ActivationBlock load_activations(device const bfloat* x) {
-  ActivationBlock block;
-  const BfloatBlock stored = *(device const BfloatBlock*)x;
-  for (uint i = 0; i < kBlock; i++) block.value[i] = float(stored.value[i]);
-  // Sums go pairwise over halves: independent chains for a GPU, whole vectors for a CPU.
+// Sums go pairwise over halves: independent chains for a GPU, whole vectors for a CPU.
+METAL_FUNC void sum_activations(thread ActivationBlock& block) {
   float half_sum[16];
   for (uint i = 0; i < 16; i++) half_sum[i] = block.value[i] + block.value[i + 16];
   for (uint i = 0; i < 8; i++) half_sum[i] += half_sum[i + 8];
   for (uint i = 0; i < 4; i++) half_sum[i] += half_sum[i + 4];
   block.sum = (half_sum[0] + half_sum[1]) + (half_sum[2] + half_sum[3]);
+  block.nibble_offset = fma(256.0f, half_sum[0] + half_sum[2], 16.0f * (half_sum[1] + half_sum[3]));
+}
+
+METAL_FUNC ActivationBlock load_activations(device const bfloat* x) {
+  ActivationBlock block;
+  const BfloatBlock stored = *(device const BfloatBlock*)x;
+  for (uint i = 0; i < kBlock; i++) block.value[i] = float(stored.value[i]);
+  sum_activations(block);
   return block;
+}
+
+// 32 floats in wide loads; x is aligned to 16 bytes.
+METAL_FUNC void load_floats(device const float* x, thread float* out) {
+  #pragma unroll
+  for (uint i = 0; i < kBlock / 4; i++) {
+    const float4 part = ((device const float4*)x)[i];
+    out[4 * i] = part.x;
+    out[4 * i + 1] = part.y;
+    out[4 * i + 2] = part.z;
+    out[4 * i + 3] = part.w;
+  }
 }
 
 // Products are summed in kPartials chains, which the end of a row adds up: independent for a GPU, one vector for a CPU.
@@ -127,6 +145,36 @@ struct QuantMatrix {
     for (uint i = 0; i < kPartials; i++) sum[i] = fma(packed.scale, part[i], sum[i]);
     rest = fma(packed.bias, x.sum, rest);
   }
+  // The same for a block that has been loaded before. Four bits become a float without a conversion: as mantissa bits below an
+  // exponent of 0 they make 1 + q / 16 (odd weights) or 1 + q / 256 (even ones, of the same shifted word), exactly, and what the
+  // ones add up to is known beforehand: nibble_offset.
+  METAL_FUNC void multiply(thread const Block& packed, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+    float q[kBlock], part[kPartials];
+    if (BITS == 4) {
+      const uint word[4] = {packed.packed[0].x, packed.packed[0].y, packed.packed[0].z, packed.packed[0].w};
+      #pragma unroll
+      for (uint i = 0; i < 4; i++) {
+        const uint shifted[4] = {word[i] << 15, word[i] << 7, word[i] >> 1, word[i] >> 9};
+        #pragma unroll
+        for (uint j = 0; j < 4; j++) {
+          q[i * 8 + 2 * j] = as_type<float>((shifted[j] & 0x00078000u) | 0x3f800000u);
+          q[i * 8 + 2 * j + 1] = as_type<float>((shifted[j] & 0x00780000u) | 0x3f800000u);
+        }
+      }
+      dot_block(q, x, part);
+      const float even = 256.0f * packed.scale, odd = 16.0f * packed.scale;
+      for (uint i = 0; i < kPartials; i += 2) {
+        sum[i] = fma(even, part[i], sum[i]);
+        sum[i + 1] = fma(odd, part[i + 1], sum[i + 1]);
+      }
+      rest = fma(packed.bias, x.sum, fma(-packed.scale, x.nibble_offset, rest));
+    } else {
+      unpack(packed, q);
+      dot_block(q, x, part);
+      for (uint i = 0; i < kPartials; i++) sum[i] = fma(packed.scale, part[i], sum[i]);
+      rest = fma(packed.bias, x.sum, rest);
+    }
+  }
   // The block's weights as bf16, for a matrix tile (P1) or an embedding row: four 16-byte stores.
   template <typename Pointer>
   METAL_FUNC void expand(Block block, Pointer out) const {
@@ -155,9 +203,12 @@ struct DenseMatrix {
   METAL_FUNC Block load(uint row, uint block) const { return ((device const BfloatBlock*)weights)[row * blocks + block]; }
   METAL_FUNC Block load(uint row, uint block, thread NoScales&) const { return load(row, block); }
 
-  METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float&) const {
-    float w[kBlock];
+  METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     const Block stored = load(row, block);
+    multiply(stored, x, sum, rest);
+  }
+  METAL_FUNC void multiply(thread const Block& stored, thread const ActivationBlock& x, thread float* sum, thread float&) const {
+    float w[kBlock];
     for (uint i = 0; i < kBlock; i++) w[i] = float(stored.value[i]);
     float part[kPartials];
     dot_block(w, x, part);

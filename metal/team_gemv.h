@@ -20,6 +20,11 @@ constant constexpr uint kMostLaneBlocks = 8;
 constant uint kLaneBlocksSwitch [[function_constant(2)]];
 METAL_FUNC uint lane_blocks() { return is_function_constant_defined(kLaneBlocksSwitch) ? kLaneBlocksSwitch : 1; }
 
+// Whether a thread asks for the next unit's weights before it multiplies the present one's, and for the first unit's before it reads
+// its inputs. Costs registers; for a GPU whose memory is far away. Only with one block a lane. (policy.py, Tuning.fetch_ahead)
+constant bool kFetchAheadSwitch [[function_constant(3)]];
+METAL_FUNC bool fetch_ahead() { return is_function_constant_defined(kFetchAheadSwitch) ? kFetchAheadSwitch : false; }
+
 // Floats of scratch for at most `threads` threads: a padded line of partial sums for each row, and one for the squares.
 METAL_FUNC constexpr uint team_scratch(uint threads) { return (kPassRows + 1) * (threads + 1) + 4 * kPassRows; }
 
@@ -43,27 +48,26 @@ METAL_FUNC float sum_parts(threadgroup const float* part, uint lanes) {
   return sum_partials(chain);
 }
 
-METAL_FUNC void sum_activations(thread ActivationBlock& block) {
-  float half_sum[16];
-  for (uint i = 0; i < 16; i++) half_sum[i] = block.value[i] + block.value[i + 16];
-  for (uint i = 0; i < 8; i++) half_sum[i] += half_sum[i + 8];
-  for (uint i = 0; i < 4; i++) half_sum[i] += half_sum[i + 4];
-  block.sum = (half_sum[0] + half_sum[1]) + (half_sum[2] + half_sum[3]);
-}
-
 // Prologue of RMSNorm: x = h * g; its scalar waits for the epilogue, when the sum of the squares is known.
 METAL_FUNC ActivationBlock load_normed(device const bfloat* h, device const float* g, thread float& square) {
   ActivationBlock x;
+  const BfloatBlock stored = *(device const BfloatBlock*)h;
   float part[kPartials] = {0.0f};
+  load_floats(g, x.value);
   for (uint step = 0; step < kBlock; step += kPartials)
     for (uint i = 0; i < kPartials; i++) {
-      const float value = float(h[step + i]);
+      const float value = float(stored.value[step + i]);
       part[i] = fma(value, value, part[i]);
-      x.value[step + i] = value * g[step + i];
+      x.value[step + i] *= value;
     }
   square += sum_partials(part);
   sum_activations(x);
   return x;
+}
+
+template <uint PER_OUTPUT, typename Job>
+METAL_FUNC void fetch_unit(thread const Job& job, uint unit, uint outputs, uint block, thread typename Job::Block* fetched) {
+  for (uint r = 0; r < kRowsAtOnce; r++) fetched[r] = job.fetch(min((unit * kRowsAtOnce + r) / PER_OUTPUT, outputs - 1), r % PER_OUTPUT, block);
 }
 
 // Runs `job` over its outputs, each of which needs PER_OUTPUT rows (1, or 2: gate and up). A job has
@@ -72,6 +76,7 @@ METAL_FUNC ActivationBlock load_normed(device const bfloat* h, device const floa
 //   ActivationBlock load(block, active)              prologue; called by all threads of a simdgroup, active or not, for each of
 //                                                    their lane_blocks() neighbouring blocks in turn
 //   void accumulate(output, which, block, x, sum, rest)   row `which` of the output, as in quant.h
+//   Block fetch(output, which, block)                such a row's block on its way, which multiply(Block, x, sum, rest) accumulates
 //   void store(output, sums, squares, lanes)         epilogue, in one thread; squares: `lanes` partial sums
 template <uint PER_OUTPUT, typename Job>
 METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scratch, uint group, uint groups, uint thread_id, uint threads) {
@@ -85,10 +90,13 @@ METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scra
   const uint first = min(units, group * share), end = min(units, first + share), pass_units = kPassRows / kRowsAtOnce * teams;
   threadgroup float* squares = scratch + kPassRows * teams * line;
   ActivationBlock x[kMostLaneBlocks];
+  const bool ahead = fetch_ahead();
+  typename Job::Block next[kRowsAtOnce];
   for (uint pass = first; pass < end; pass += pass_units) {
     const uint pass_end = min(end, pass + pass_units);
     for (uint step = 0; step < steps; step++) {
       const uint block = (step * lanes + part) * span, count = min(span, job.blocks - min(block, job.blocks));
+      if (ahead && (steps > 1 || pass == first) && pass + team < end) fetch_unit<PER_OUTPUT>(job, pass + team, outputs, count ? block : 0, next);
       if (steps > 1 || pass == first)
         for (uint c = 0; c < span; c++) x[c] = job.load(c < count ? block + c : 0, c < count);
       for (uint unit = pass + team; unit < pass_end; unit += teams) {
@@ -97,7 +105,15 @@ METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scra
           rest[r] = 0.0f;
           for (uint i = 0; i < kPartials; i++) sum[r][i] = 0.0f;
         }
-        for (uint c = 0; c < count; c++)
+        if (ahead) {
+          typename Job::Block current[kRowsAtOnce];
+          for (uint r = 0; r < kRowsAtOnce; r++) current[r] = next[r];
+          // A row that takes one step goes on into the next pass.
+          if (unit + teams < (steps > 1 ? pass_end : end)) fetch_unit<PER_OUTPUT>(job, unit + teams, outputs, count ? block : 0, next);
+          if (count)
+            for (uint r = 0; r < kRowsAtOnce; r++) job.multiply(current[r], x[0], sum[r], rest[r]);
+        }
+        for (uint c = 0; c < (ahead ? 0 : count); c++)
           for (uint r = 0; r < kRowsAtOnce; r++)               // outputs past the end repeat the last one and are not stored
             job.accumulate(min(unit * kUnitOutputs + r / PER_OUTPUT, outputs - 1), r % PER_OUTPUT, block + c, x[c], sum[r], rest[r]);
         for (uint r = 0; r < kRowsAtOnce; r++) total[r] = sum_partials(sum[r]) + rest[r];

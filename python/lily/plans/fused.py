@@ -17,8 +17,8 @@ def norm_linear(b: Builder, op: Op) -> None:
     rows = geo.ROUTER_ROWS if op.writes[0] in ("router_logits", "shared_logit") else geo.TEAM_ROWS
     b.emit(op.id, "fused_projection", f"gemv_norm_{kind}_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "h"), b.bind(4, target, "w", g.n * (4 if kind == "f32" else 2)), b.bind(6, op.norm)], 5,
-           "GemvNormArgs", {"n": g.n, "k": g.k, "eps": b.config.rms_norm_eps}, (geo.shared_out(-(-g.n // rows), tuning), 1, 1), threads,
-           g.n * g.k, geo.lane_blocks(g.k, tuning))
+           "GemvNormArgs", {"n": g.n, "k": g.k, "eps": b.config.rms_norm_eps}, (geo.team_groups(g.n, rows, tuning), 1, 1), threads,
+           g.n * g.k, geo.team_constants(g.k, tuning))
 
 
 def gdn_step(b: Builder, op: Op) -> None:
@@ -57,7 +57,7 @@ def gated_norm_add(b: Builder, op: Op) -> None:
     b.emit(op.id, "fused_projection", f"gemv_gated_norm_add_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "scan"), b.bind(4, "h", "rw"), b.bind(6, b.region("proj").slice(2 * z), "r", 2 * c.value_width),
             b.bind(7, f"p:{p}.gdn_norm")], 5, "GatedNormAddArgs", {"n": g.n, "k": g.k, "dv": c.dv, "eps": c.rms_norm_eps},
-           (geo.shared_out(-(-g.n // geo.TEAM_ROWS), tuning), 1, 1), geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k, geo.lane_blocks(g.k, tuning))
+           (geo.team_groups(g.n, tuning.out_rows, tuning), 1, 1), geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k, geo.team_constants(g.k, tuning))
 
 
 def gate_add(b: Builder, op: Op) -> None:
@@ -66,8 +66,8 @@ def gate_add(b: Builder, op: Op) -> None:
     g, tuning = b.ctx.groups[op.weight], b.ctx.capabilities.tuning
     b.emit(op.id, "fused_projection", f"gemv_gate_add_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "mix"), b.bind(4, "h", "rw"), b.bind(6, "proj")], 5, "GateAddArgs",
-           {"n": g.n, "k": g.k, "head_dim": b.config.head_dim}, (geo.shared_out(-(-g.n // geo.TEAM_ROWS), tuning), 1, 1),
-           geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k, geo.lane_blocks(g.k, tuning))
+           {"n": g.n, "k": g.k, "head_dim": b.config.head_dim}, (geo.team_groups(g.n, tuning.out_rows, tuning), 1, 1),
+           geo.team_threads(g.k, geo.OUT_THREADS, tuning), g.n * g.k, geo.team_constants(g.k, tuning))
 
 
 def moe_gate_up(b: Builder, op: Op) -> None:
@@ -76,7 +76,7 @@ def moe_gate_up(b: Builder, op: Op) -> None:
     c, ctx, tuning = b.config, b.ctx, b.ctx.capabilities.tuning
     g = ctx.groups[op.weight]
     routed = op.kind == "route_gate_up"
-    per_slot = geo.shared_out(-(-c.expert_width // geo.GATE_UP_COLUMNS), tuning)
+    per_slot = geo.team_groups(c.expert_width, tuning.gate_up_columns, tuning)
     if tuning.max_groups:
         per_slot = max(1, -(-tuning.max_groups // ctx.slots))
     norm = op.norm or f"p:layers.{op.layer}.post_norm"
@@ -87,7 +87,7 @@ def moe_gate_up(b: Builder, op: Op) -> None:
            {"slots": ctx.slots, "top_k": c.top_k, "experts": c.num_experts, "width": c.expert_width, "k": g.k, "matrices": g.experts,
             "eps": c.rms_norm_eps, "normed": int(op.norm is not None), "topk": int(routed), "normalise": int(c.norm_topk_prob)},
            (per_slot, ctx.slots, 1), geo.team_threads(g.k, geo.GATE_UP_THREADS, tuning), ctx.slots * g.n * g.k,
-           geo.lane_blocks(g.k, tuning))
+           geo.team_constants(g.k, tuning))
 
 
 def moe_down_add(b: Builder, op: Op) -> None:
@@ -98,8 +98,8 @@ def moe_down_add(b: Builder, op: Op) -> None:
     b.emit(op.id, "moe_decode", f"moe_down_add_{g.suffix}",
            [*weight_bindings(b, g, min(1.0, ctx.slots / g.experts)), b.bind(3, "act"), b.bind(4, "h", "rw"), b.bind(6, "expert_ids"),
             b.bind(7, "expert_weights")], 5, "MoeDownArgs", {"slots": ctx.slots, "n": c.hidden_size, "k": g.k, "matrices": g.experts},
-           (geo.shared_out(-(-c.hidden_size // geo.TEAM_ROWS), tuning), 1, 1), geo.team_threads(ctx.slots * g.k, geo.DOWN_THREADS, tuning),
-           ctx.slots * g.n * g.k, geo.lane_blocks(ctx.slots * g.k, tuning))
+           (geo.team_groups(c.hidden_size, tuning.out_rows, tuning), 1, 1), geo.team_threads(ctx.slots * g.k, geo.DOWN_THREADS, tuning),
+           ctx.slots * g.n * g.k, geo.team_constants(ctx.slots * g.k, tuning))
 
 
 # D4.3's control: the four kernels that attn_prepare replaces.

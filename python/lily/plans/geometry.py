@@ -37,17 +37,25 @@ def team_threads(k: int, most: int, tuning: Tuning) -> int:
     return 32 if k <= 1024 or tuning.max_groups else min(most, 32 * _ceil(k, 1024))
 
 
-def lane_blocks(k: int, tuning: Tuning) -> tuple[tuple[int, str, int], ...]:
-    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes. Empty where it is 1."""
+def team_constants(k: int, tuning: Tuning) -> tuple[tuple[int, str, int | bool], ...]:
+    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes, and kFetchAheadSwitch, where they are not the default."""
     blocks = 1
     while 2 * blocks <= min(tuning.lane_blocks, k // (32 * 8)):
         blocks *= 2
-    return ((2, "uint", blocks),) if blocks > 1 else ()
+    if blocks > 1:
+        return ((2, "uint", blocks),)
+    return ((3, "bool", True),) if tuning.fetch_ahead else ()
+
+
+def team_groups(outputs: int, per_group: int, tuning: Tuning) -> int:
+    """team_gemv.h: any number of threadgroups is right; they take equal shares."""
+    groups, most = _ceil(outputs, per_group), tuning.max_groups or tuning.team_groups
+    return min(groups, most) if most else groups
 
 
 # fused_projection.metal, moe_decode.metal: most threads, outputs a group when a GPU is to be filled.
 NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
-TEAM_ROWS, ROUTER_ROWS, GATE_UP_COLUMNS = 16, 4, 8
+TEAM_ROWS, ROUTER_ROWS = 16, 4
 
 # tile.h: kTileThreads, tile_columns.
 GEMM_THREADS = 128
