@@ -32,8 +32,9 @@ struct NormJob {
   METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.multiply(row, x, sum, rest);
   }
-  METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float* squares, uint lanes) const {
-    y[output] = Out(sums[0] * precise::rsqrt(sum_parts(squares, lanes) / inputs + eps));
+  METAL_FUNC bool needs_square() const { return true; }
+  METAL_FUNC void store(uint output, thread const float* sums, float square) const {
+    y[output] = Out(sums[0] * precise::rsqrt(square / inputs + eps));
   }
 };
 
@@ -94,7 +95,8 @@ struct ResidualJob {
   METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.multiply(row, x, sum, rest);
   }
-  METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float*, uint) const {
+  METAL_FUNC bool needs_square() const { return false; }
+  METAL_FUNC void store(uint output, thread const float* sums, float) const {
     h[output] = bfloat(float(h[output]) + sums[0]);
   }
 };

@@ -138,8 +138,9 @@ struct GateUpJob {
   METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.multiply(row, x, sum, rest);
   }
-  METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float* squares, uint lanes) const {
-    const float scale = normed ? precise::rsqrt(sum_parts(squares, lanes) / inputs + eps) : 1.0f;
+  METAL_FUNC bool needs_square() const { return normed; }
+  METAL_FUNC void store(uint output, thread const float* sums, float square) const {
+    const float scale = normed ? precise::rsqrt(square / inputs + eps) : 1.0f;
     act[output] = bfloat(silu(sums[0] * scale) * (sums[1] * scale));
   }
 };
@@ -214,7 +215,8 @@ struct DownJob {
   METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.multiply(row, x, sum, rest);
   }
-  METAL_FUNC void store(uint output, thread const float* sums, threadgroup const float*, uint) const {
+  METAL_FUNC bool needs_square() const { return false; }
+  METAL_FUNC void store(uint output, thread const float* sums, float) const {
     h[output] = bfloat(float(h[output]) + sums[0]);
   }
 };

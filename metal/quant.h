@@ -151,14 +151,16 @@ struct QuantMatrix {
   METAL_FUNC void multiply(thread const Block& packed, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     float q[kBlock], part[kPartials];
     if (BITS == 4) {
+      // 1.0f, but not to the compiler: masking and setting bits are one instruction if one of the constants is in a register.
+      const uint one = 0x3f800000u | uint(blocks == 0);
       const uint word[4] = {packed.packed[0].x, packed.packed[0].y, packed.packed[0].z, packed.packed[0].w};
       #pragma unroll
       for (uint i = 0; i < 4; i++) {
         const uint shifted[4] = {word[i] << 15, word[i] << 7, word[i] >> 1, word[i] >> 9};
         #pragma unroll
         for (uint j = 0; j < 4; j++) {
-          q[i * 8 + 2 * j] = as_type<float>((shifted[j] & 0x00078000u) | 0x3f800000u);
-          q[i * 8 + 2 * j + 1] = as_type<float>((shifted[j] & 0x00780000u) | 0x3f800000u);
+          q[i * 8 + 2 * j] = as_type<float>((shifted[j] & 0x00078000u) | one);
+          q[i * 8 + 2 * j + 1] = as_type<float>((shifted[j] & 0x00780000u) | one);
         }
       }
       dot_block(q, x, part);

@@ -20,10 +20,12 @@ constant constexpr uint kMostLaneBlocks = 8;
 constant uint kLaneBlocksSwitch [[function_constant(2)]];
 METAL_FUNC uint lane_blocks() { return is_function_constant_defined(kLaneBlocksSwitch) ? kLaneBlocksSwitch : 1; }
 
-// Whether a thread asks for the next unit's weights before it multiplies the present one's, and for the first unit's before it reads
-// its inputs. Costs registers; for a GPU whose memory is far away. Only with one block a lane. (policy.py, Tuning.fetch_ahead)
-constant bool kFetchAheadSwitch [[function_constant(3)]];
-METAL_FUNC bool fetch_ahead() { return is_function_constant_defined(kFetchAheadSwitch) ? kFetchAheadSwitch : false; }
+// How a thread goes through its units, with one block a lane (policy.py, Tuning.team_mode). 0: the products of a row follow its loads.
+// 1: all loads of a unit, then its products, four bits made floats without conversions (quant.h, multiply). 2: the same with the next
+// unit's weights asked for before the present one's are multiplied, the first unit's before the inputs are read; for a GPU whose
+// memory is far away, at the price of registers.
+constant uint kTeamModeSwitch [[function_constant(3)]];
+METAL_FUNC uint team_mode() { return is_function_constant_defined(kTeamModeSwitch) ? kTeamModeSwitch : 0; }
 
 // Floats of scratch for at most `threads` threads: a padded line of partial sums for each row, and one for the squares.
 METAL_FUNC constexpr uint team_scratch(uint threads) { return (kPassRows + 1) * (threads + 1) + 4 * kPassRows; }
@@ -46,6 +48,12 @@ METAL_FUNC float sum_parts(threadgroup const float* part, uint lanes) {
   for (uint i = 0; i < lanes; i += kPartials)
     for (uint j = 0; j < kPartials; j++) chain[j] += part[i + j];
   return sum_partials(chain);
+}
+
+// The sum over a quad, in every lane of it.
+METAL_FUNC float quad_total(float value) {
+  value += simd_shuffle_xor(value, 1);
+  return value + simd_shuffle_xor(value, 2);
 }
 
 // Prologue of RMSNorm: x = h * g; its scalar waits for the epilogue, when the sum of the squares is known.
@@ -77,7 +85,7 @@ METAL_FUNC void fetch_unit(thread const Job& job, uint unit, uint outputs, uint 
 //                                                    their lane_blocks() neighbouring blocks in turn
 //   void accumulate(output, which, block, x, sum, rest)   row `which` of the output, as in quant.h
 //   Block fetch(output, which, block)                such a row's block on its way, which multiply(Block, x, sum, rest) accumulates
-//   void store(output, sums, squares, lanes)         epilogue, in one thread; squares: `lanes` partial sums
+//   void store(output, sums, square)                 epilogue, in one thread; square: of all inputs, where needs_square()
 template <uint PER_OUTPUT, typename Job>
 METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scratch, uint group, uint groups, uint thread_id, uint threads) {
   constexpr uint kUnitOutputs = kRowsAtOnce / PER_OUTPUT;      // a unit: the rows that one thread has in flight
@@ -90,13 +98,13 @@ METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scra
   const uint first = min(units, group * share), end = min(units, first + share), pass_units = kPassRows / kRowsAtOnce * teams;
   threadgroup float* squares = scratch + kPassRows * teams * line;
   ActivationBlock x[kMostLaneBlocks];
-  const bool ahead = fetch_ahead();
+  const uint mode = team_mode();
   typename Job::Block next[kRowsAtOnce];
   for (uint pass = first; pass < end; pass += pass_units) {
     const uint pass_end = min(end, pass + pass_units);
     for (uint step = 0; step < steps; step++) {
       const uint block = (step * lanes + part) * span, count = min(span, job.blocks - min(block, job.blocks));
-      if (ahead && (steps > 1 || pass == first) && pass + team < end) fetch_unit<PER_OUTPUT>(job, pass + team, outputs, count ? block : 0, next);
+      if (mode == 2 && (steps > 1 || pass == first) && pass + team < end) fetch_unit<PER_OUTPUT>(job, pass + team, outputs, count ? block : 0, next);
       if (steps > 1 || pass == first)
         for (uint c = 0; c < span; c++) x[c] = job.load(c < count ? block + c : 0, c < count);
       for (uint unit = pass + team; unit < pass_end; unit += teams) {
@@ -105,15 +113,16 @@ METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scra
           rest[r] = 0.0f;
           for (uint i = 0; i < kPartials; i++) sum[r][i] = 0.0f;
         }
-        if (ahead) {
+        if (mode > 0) {
           typename Job::Block current[kRowsAtOnce];
-          for (uint r = 0; r < kRowsAtOnce; r++) current[r] = next[r];
+          if (mode == 1) fetch_unit<PER_OUTPUT>(job, unit, outputs, count ? block : 0, current);
+          else for (uint r = 0; r < kRowsAtOnce; r++) current[r] = next[r];
           // A row that takes one step goes on into the next pass.
-          if (unit + teams < (steps > 1 ? pass_end : end)) fetch_unit<PER_OUTPUT>(job, unit + teams, outputs, count ? block : 0, next);
+          if (mode == 2 && unit + teams < (steps > 1 ? pass_end : end)) fetch_unit<PER_OUTPUT>(job, unit + teams, outputs, count ? block : 0, next);
           if (count)
             for (uint r = 0; r < kRowsAtOnce; r++) job.multiply(current[r], x[0], sum[r], rest[r]);
         }
-        for (uint c = 0; c < (ahead ? 0 : count); c++)
+        for (uint c = 0; c < (mode > 0 ? 0 : count); c++)
           for (uint r = 0; r < kRowsAtOnce; r++)               // outputs past the end repeat the last one and are not stored
             job.accumulate(min(unit * kUnitOutputs + r / PER_OUTPUT, outputs - 1), r % PER_OUTPUT, block + c, x[c], sum[r], rest[r]);
         for (uint r = 0; r < kRowsAtOnce; r++) total[r] = sum_partials(sum[r]) + rest[r];
@@ -124,10 +133,32 @@ METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scra
     if (pass == first && team == 0) squares[part] = job.square;
     team_barrier(threads);
     const uint pass_outputs = min(outputs, pass_end * kUnitOutputs) - pass * kUnitOutputs;
-    for (uint i = thread_id; i < pass_outputs; i += threads) {
-      float sums[PER_OUTPUT];
-      for (uint which = 0; which < PER_OUTPUT; which++) sums[which] = sum_parts(scratch + (i * PER_OUTPUT + which) * line, lanes);
-      job.store(pass * kUnitOutputs + i, sums, squares, lanes);
+    if (mode > 0) {
+      // A quad an output: a quarter of the lanes' sums each.
+      const uint quarter = lanes / 4, corner = thread_id % 4;
+      float square = 0.0f;
+      for (uint i = 0; i < quarter; i++) square += squares[corner + 4 * i];
+      square = quad_total(square);
+      for (uint base = 0; base < pass_outputs; base += threads / 4) {    // the same for all threads: quads exchange
+        const uint i = min(base + thread_id / 4, pass_outputs - 1);
+        float sums[PER_OUTPUT];
+        for (uint which = 0; which < PER_OUTPUT; which++) {
+          threadgroup const float* from = scratch + (i * PER_OUTPUT + which) * line + corner;
+          float chain[2] = {0.0f, 0.0f};
+          for (uint j = 0; j < quarter; j += 2) {
+            chain[0] += from[4 * j];
+            chain[1] += from[4 * j + 4];
+          }
+          sums[which] = quad_total(chain[0] + chain[1]);
+        }
+        if (corner == 0 && base + thread_id / 4 == i) job.store(pass * kUnitOutputs + i, sums, square);
+      }
+    } else {
+      for (uint i = thread_id; i < pass_outputs; i += threads) {
+        float sums[PER_OUTPUT];
+        for (uint which = 0; which < PER_OUTPUT; which++) sums[which] = sum_parts(scratch + (i * PER_OUTPUT + which) * line, lanes);
+        job.store(pass * kUnitOutputs + i, sums, job.needs_square() ? sum_parts(squares, lanes) : 0.0f);
+      }
     }
     if (pass + pass_units < end) team_barrier(threads);
   }

@@ -16,8 +16,8 @@ class Tuning:
     small_threads: threads of the GEMV family; max_groups: threadgroups over which rows are shared out (0 = by rows alone);
     decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
     (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64);
-    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; fetch_ahead: it loads the next rows
-    while it multiplies the present ones; team_groups: threadgroups over which its rows are shared at most (0 = by rows alone);
+    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; team_mode: how it goes through its rows
+    (kTeamModeSwitch in team_gemv.h); team_groups: threadgroups over which its rows are shared at most (0 = by rows alone);
     out_rows: rows a threadgroup of the output projections; gate_up_columns: columns of an expert a threadgroup."""
 
     small_threads: int = 64
@@ -29,7 +29,7 @@ class Tuning:
     combine_parts: int = 4
     tile_rows: int = 32
     lane_blocks: int = 1
-    fetch_ahead: bool = False
+    team_mode: int = 0
     team_groups: int = 0
     out_rows: int = 16
     gate_up_columns: int = 8

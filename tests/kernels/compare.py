@@ -41,3 +41,9 @@ def check(
     for i, a, e in zip(index, actual, expected):
         assert_close(a, e, rtol, atol, f"{function} buffer {i}")
     return actual
+
+
+def team_switches(blocks: int = 1, mode: int = 0) -> dict[int, tuple[str, int]] | None:
+    """Function constants of metal/team_gemv.h: kLaneBlocksSwitch and kTeamModeSwitch where they are not the default."""
+    out = {2: ("uint", blocks)} if blocks > 1 else {}
+    return (out | ({3: ("uint", mode)} if mode else {})) or None

@@ -20,14 +20,14 @@ def near_composition(reference, dense, buffers, args, got, out):
     assert_close(got[out], composed[out], rtol=2**-6, atol=2**-6)
 
 
-def projection(function, reference, name, args, buffers, dense, grid, threads, out, blocks=1):
+def projection(function, reference, name, args, buffers, dense, grid, threads, out, blocks=1, mode=0):
     got = check("fused_projection", function, partial(reference, dense=dense), buffers, (name, args), (grid,), threads, args_index=5,
-                constants={2: ("uint", blocks)} if blocks > 1 else None)
+                constants=team_switches(blocks, mode))
     if args["n"] >= 16:   # a lone output may be the small difference of large terms
         near_composition(reference, dense, buffers, args, got, out)
 
 
-def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1):
+def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1, mode=0):
     rng = np.random.default_rng(n + k + bits)
     h, g = bf16(rng.normal(0, size, k)), rng.normal(1, 0.3, k).astype(np.float32)
     y = poison(n, np.float32 if out == "f32" else np.uint16)
@@ -37,7 +37,7 @@ def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1):
     else:
         matrix, dense, suffix = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group), f"b{bits}_g{group}"
     args = {"n": n, "k": k, "eps": EPS}
-    projection(f"gemv_norm_{out}_{suffix}", fused.gemv_norm, "GemvNormArgs", args, [*matrix, h, y, g], dense, grid, threads, 4, blocks)
+    projection(f"gemv_norm_{out}_{suffix}", fused.gemv_norm, "GemvNormArgs", args, [*matrix, h, y, g], dense, grid, threads, 4, blocks, mode)
 
 
 @pytest.mark.parametrize("out", ["bf16", "f32"])
@@ -73,7 +73,7 @@ def test_norm_with_several_blocks_a_thread(k, threads, blocks, bits):
     norm_case(67, k, bits, 64, "f32", 2, threads, blocks=blocks)
 
 
-def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1):
+def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1, mode=0):
     rng = np.random.default_rng(heads + dv)
     k = heads * dv
     matrix, dense = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group)
@@ -81,7 +81,7 @@ def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1):
     h, z, g = bf16(rng.normal(0, 3, n)), bf16(rng.normal(0, 2, k)), rng.normal(1, 0.2, dv).astype(np.float32)
     args = {"n": n, "k": k, "dv": dv, "eps": EPS}
     projection(f"gemv_gated_norm_add_b{bits}_g{group}", fused.gemv_gated_norm_add, "GatedNormAddArgs", args,
-               [*matrix, o, h, z, g], dense, grid, threads, 4, blocks)
+               [*matrix, o, h, z, g], dense, grid, threads, 4, blocks, mode)
 
 
 @pytest.mark.parametrize("heads,dv,blocks", [(5, 128, 2), (5, 64, 8), (32, 128, 8), (9, 64, 4)])
@@ -104,14 +104,14 @@ def test_gated_norm_shape_of_the_35b(grid, threads):
     gated_norm_case(2048, 32, 128, 4, 64, grid, threads)
 
 
-def gate_case(n, heads, head_dim, bits, group, grid, threads, blocks=1):
+def gate_case(n, heads, head_dim, bits, group, grid, threads, blocks=1, mode=0):
     rng = np.random.default_rng(heads + head_dim)
     k = heads * head_dim
     matrix, dense = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group)
     o, h, proj = bf16(rng.normal(0, 1, k)), bf16(rng.normal(0, 3, n)), poison(2 * k + 40, np.uint16)
     proj[: 2 * k] = bf16(rng.normal(0, 2, 2 * k))
     args = {"n": n, "k": k, "head_dim": head_dim}
-    projection(f"gemv_gate_add_b{bits}_g{group}", fused.gemv_gate_add, "GateAddArgs", args, [*matrix, o, h, proj], dense, grid, threads, 4, blocks)
+    projection(f"gemv_gate_add_b{bits}_g{group}", fused.gemv_gate_add, "GateAddArgs", args, [*matrix, o, h, proj], dense, grid, threads, 4, blocks, mode)
 
 
 @pytest.mark.parametrize("heads,head_dim,blocks", [(5, 64, 2), (16, 256, 8)])
@@ -127,3 +127,18 @@ def test_gate_formats(bits, group):
 @pytest.mark.parametrize("n,heads,head_dim,grid,threads", [(67, 3, 64, 1, 32), (67, 5, 256, 2, 64), (2048, 16, 256, 128, 128), (2048, 16, 256, 5, 128)])
 def test_gate_heads(n, heads, head_dim, grid, threads):
     gate_case(n, heads, head_dim, 4, 64, grid, threads)
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize("bits,group", [*FORMATS, (16, 0)])
+@pytest.mark.parametrize("n,k,grid,threads", [(67, 2048, 2, 64), (16, 64, 1, 32), (5, 2112, 3, 64), (130, 1024, 1, 32), (33, 4160, 2, 64)])
+def test_norm_in_other_modes_of_a_team(mode, bits, group, n, k, grid, threads):
+    if not group or k % group == 0:
+        norm_case(n, k, bits, group, "f32", grid, threads, mode=mode)
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_output_projections_in_other_modes_of_a_team(mode):
+    gated_norm_case(67, 32, 128, 4, 64, 3, 128, mode=mode)
+    gated_norm_case(9, 5, 64, 8, 32, 2, 32, mode=mode)
+    gate_case(67, 16, 256, 4, 64, 3, 128, mode=mode)

@@ -37,14 +37,14 @@ def team_threads(k: int, most: int, tuning: Tuning) -> int:
     return 32 if k <= 1024 or tuning.max_groups else min(most, 32 * _ceil(k, 1024))
 
 
-def team_constants(k: int, tuning: Tuning) -> tuple[tuple[int, str, int | bool], ...]:
-    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes, and kFetchAheadSwitch, where they are not the default."""
+def team_constants(k: int, tuning: Tuning) -> tuple[tuple[int, str, int], ...]:
+    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes, and kTeamModeSwitch, where they are not the default."""
     blocks = 1
     while 2 * blocks <= min(tuning.lane_blocks, k // (32 * 8)):
         blocks *= 2
     if blocks > 1:
         return ((2, "uint", blocks),)
-    return ((3, "bool", True),) if tuning.fetch_ahead else ()
+    return ((3, "uint", tuning.team_mode),) if tuning.team_mode else ()
 
 
 def team_groups(outputs: int, per_group: int, tuning: Tuning) -> int:
