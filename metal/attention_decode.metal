@@ -6,6 +6,7 @@
 #include "attend.h"
 
 constant constexpr uint kMaxSimdgroups = 16;   // 16 KiB of scratch
+constant constexpr uint kSplitThreads = 128;   // leaves four heads' sums their registers, and threadgroup memory for all of them at once
 constant constexpr uint kPack = 4;
 constant constexpr uint kMaxBlocks = 256;      // of the fixed-block path (host: policy)
 
@@ -22,12 +23,10 @@ METAL_FUNC Heads heads_of(constant AttnArgs& args, uint group, uint groups) {
   return heads;
 }
 
-// One head's shares into threadgroup memory, where join finds them. Called for one head after the other.
+// A head's shares into threadgroup memory, where join finds them.
 METAL_FUNC void publish(threadgroup float* scratch, threadgroup Softmax* shares, thread const HeadShare& share, uint simdgroup_index, uint lane) {
-  threadgroup_barrier(mem_flags::mem_threadgroup);        // weights, or the head before, have been read
   for (uint i = 0; i < kChunk; i++) scratch[simdgroup_index * kScratch + lane * kChunk + i] = share.sum[i];
   if (lane == 0) shares[simdgroup_index] = share.softmax;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // The output's gate: q_proj left it behind the head's query.
@@ -46,11 +45,16 @@ METAL_FUNC void decode(device const bfloat* q, device const bfloat* k_cache, dev
   #pragma unroll
   for (uint h = 0; h < HEADS; h++) {
     if (h >= heads.pack) break;                           // the same for all threads
+    threadgroup_barrier(mem_flags::mem_threadgroup);      // weights, or the head before, have been read
     publish(scratch, shares, share[h], simdgroup_index, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint head = heads.first + h;
+    float factors[kMaxSimdgroups];
+    const Softmax softmax = join_factors(shares, simdgroups, kMaxSimdgroups, factors);
     for (uint d = thread_index; d < dim; d += threads) {
-      const Joined joined = join(scratch, shares, simdgroups, dim, d);
-      const float value = joined.sum / joined.softmax.total;
+      float sum = 0.0f;
+      for (uint s = 0; s < simdgroups; s++) sum = fma(factors[s], join_dim(scratch + s * kScratch, dim, d), sum);
+      const float value = sum / softmax.total;
       out[head * dim + d] = bfloat(GATE ? value * gate(proj, head, dim, d) : value);
     }
   }
@@ -106,7 +110,7 @@ template <uint HEADS>
 // Decode, fixed-block path for long contexts (D7): a fixed number of blocks per head, equal in keys; how many keys comes
 // from the KV length on the GPU, so the recorded program serves a whole range of contexts. grid = (heads as above, blocks).
 template <uint HEADS>
-[[kernel, max_total_threads_per_threadgroup(512)]] void attn_decode_split(
+[[kernel, max_total_threads_per_threadgroup(kSplitThreads)]] void attn_decode_split(
     device const bfloat* q [[buffer(0)]],
     device const bfloat* k_cache [[buffer(1)]],
     device const bfloat* v_cache [[buffer(2)]],
@@ -120,28 +124,37 @@ template <uint HEADS>
     uint simdgroups [[simdgroups_per_threadgroup]],
     uint simdgroup_index [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float scratch[kMaxSimdgroups * kScratch];
-  threadgroup Softmax shares[kMaxSimdgroups];
+  constexpr uint kMost = kSplitThreads / 32;
+  threadgroup float scratch[HEADS * kMost * kScratch];
+  threadgroup Softmax shares[HEADS * kMost];
   const Heads heads = heads_of(args, group.x, groups.x);
   const uint block = group.y, dim = args.head_dim;
-  const uint count = step.position + 1, tiles = (count + kTileKeys - 1) / kTileKeys;
-  const uint block_keys = (tiles + args.blocks - 1) / args.blocks * kTileKeys;
+  const uint count = step.position + 1, tiles = (count + tile_keys() - 1) / tile_keys();
+  const uint block_keys = (tiles + args.blocks - 1) / args.blocks * tile_keys();
   const uint begin = min(block * block_keys, count), end = min(begin + block_keys, count);
   HeadShare share[HEADS];
   attend<HEADS>(q + heads.first * dim, heads.pack - 1, k_cache + heads.column, v_cache + heads.column, args.kv_heads * dim, dim, args.scale,
                 begin, end, simdgroups, simdgroup_index, lane, scratch + simdgroup_index * kScratch, share);
+  threadgroup_barrier(mem_flags::mem_threadgroup);        // weights have been read
+  #pragma unroll
+  for (uint h = 0; h < HEADS; h++) publish(scratch + h * kMost * kScratch, shares + h * kMost, share[h], simdgroup_index, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   #pragma unroll
   for (uint h = 0; h < HEADS; h++) {
-    if (h >= heads.pack) break;                           // the same for all threads
-    publish(scratch, shares, share[h], simdgroup_index, lane);
+    if (h >= heads.pack) break;
+    float factors[kMost];
+    const Softmax softmax = join_factors(shares + h * kMost, simdgroups, kMost, factors);
     device float* target = blocks_out + ((heads.first + h) * args.blocks + block) * (dim + 2);
     for (uint d = thread_index; d < dim; d += threads.x) {
-      const Joined joined = join(scratch, shares, simdgroups, dim, d);
-      target[d] = joined.sum;
-      if (d == 0) {
-        target[dim] = joined.softmax.peak;
-        target[dim + 1] = joined.softmax.total;
-      }
+      float sum = 0.0f;
+      #pragma unroll
+      for (uint s = 0; s < kMost; s++)
+        sum = fma(factors[s], s < simdgroups ? join_dim(scratch + (h * kMost + s) * kScratch, dim, d) : 0.0f, sum);
+      target[d] = sum;
+    }
+    if (thread_index == 0) {
+      target[dim] = softmax.peak;
+      target[dim + 1] = softmax.total;
     }
   }
 }
@@ -153,17 +166,31 @@ METAL_FUNC void combine(device const float* blocks_in, device bfloat* out, devic
                         threadgroup float* factors, uint2 group, uint2 groups, uint thread_index, uint threads) {
   const uint head = group.x, dim = args.head_dim, stride = dim + 2;
   blocks_in += head * args.blocks * stride;
+  const uint lane = thread_index % 32;
   float peak = kMasked, total = 0.0f;
-  for (uint b = 0; b < args.blocks; b++) peak = max(peak, blocks_in[b * stride + dim]);
-  for (uint b = thread_index; b < args.blocks; b += threads) {
-    const bool used = blocks_in[b * stride + dim + 1] != 0.0f;
-    factors[b] = used ? precise::exp(blocks_in[b * stride + dim] - peak) : 0.0f;
+  for (uint b = lane; b < args.blocks; b += 32) peak = max(peak, blocks_in[b * stride + dim]);
+  peak = simd_max(peak);
+  for (uint b = lane; b < args.blocks; b += 32) {         // every simdgroup for itself, the first for all
+    const float block_total = blocks_in[b * stride + dim + 1];
+    const float factor = block_total != 0.0f ? precise::exp(blocks_in[b * stride + dim] - peak) : 0.0f;
+    if (thread_index < 32) factors[b] = factor;
+    total = fma(factor, block_total, total);
   }
+  total = simd_sum(total);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint b = 0; b < args.blocks; b++) total = fma(factors[b], blocks_in[b * stride + dim + 1], total);
   for (uint d = group.y * threads + thread_index; d < dim; d += groups.y * threads) {
-    float sum = 0.0f;
-    for (uint b = 0; b < args.blocks; b++) sum = fma(factors[b], blocks_in[b * stride + d], sum);
+    constexpr uint kAtOnce = 2 * kChunk;                  // loads that do not wait for one another
+    float chain[kChunk] = {0.0f};
+    uint b = 0;
+    for (; b + kAtOnce <= args.blocks; b += kAtOnce) {
+      float value[kAtOnce];
+      #pragma unroll
+      for (uint i = 0; i < kAtOnce; i++) value[i] = blocks_in[(b + i) * stride + d];
+      #pragma unroll
+      for (uint i = 0; i < kAtOnce; i++) chain[i % kChunk] = fma(factors[b + i], value[i], chain[i % kChunk]);
+    }
+    for (; b < args.blocks; b++) chain[0] = fma(factors[b], blocks_in[b * stride + d], chain[0]);
+    const float sum = sum_chunk(chain);
     out[head * dim + d] = bfloat(GATE ? sum / total * gate(proj, head, dim, d) : sum / total);
   }
 }

@@ -10,7 +10,7 @@ constant constexpr uint kMixerThreads = 128;   // a mixer's output: 4096 in one 
 
 template <typename Matrix, typename Out>
 struct NormJob {
-  using Block = typename Matrix::Block;
+  using Row = typename Matrix::Row;
   Matrix matrix;
   device const bfloat* h;
   device const float* weight;
@@ -28,13 +28,13 @@ struct NormJob {
   METAL_FUNC void accumulate(uint output, uint, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.accumulate(output, block, x, sum, rest);
   }
-  METAL_FUNC Block fetch(uint output, uint, uint block) const { return matrix.load(output, block); }
-  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
-    matrix.multiply(row, x, sum, rest);
+  METAL_FUNC Row fetch(uint output, uint, uint block) const { return matrix.fetch(output, block); }
+  METAL_FUNC void multiply(thread const Row& row, thread const ActivationBlock& x, thread float& total) const {
+    matrix.multiply(row, x, total);
   }
   METAL_FUNC bool needs_square() const { return true; }
   METAL_FUNC void store(uint output, thread const float* sums, float square) const {
-    y[output] = Out(sums[0] * precise::rsqrt(square / inputs + eps));
+    y[output] = Out(sums[0] * fast::rsqrt(fast::divide(square, inputs) + eps));
   }
 };
 
@@ -80,7 +80,7 @@ template <typename Out>
 // h += W x: the mixer's output projection with the residual addition. The prologue makes x from what the mixer left.
 template <typename Matrix, typename Prologue>
 struct ResidualJob {
-  using Block = typename Matrix::Block;
+  using Row = typename Matrix::Row;
   Matrix matrix;
   Prologue prologue;
   device bfloat* h;
@@ -91,9 +91,9 @@ struct ResidualJob {
   METAL_FUNC void accumulate(uint output, uint, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.accumulate(output, block, x, sum, rest);
   }
-  METAL_FUNC Block fetch(uint output, uint, uint block) const { return matrix.load(output, block); }
-  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
-    matrix.multiply(row, x, sum, rest);
+  METAL_FUNC Row fetch(uint output, uint, uint block) const { return matrix.fetch(output, block); }
+  METAL_FUNC void multiply(thread const Row& row, thread const ActivationBlock& x, thread float& total) const {
+    matrix.multiply(row, x, total);
   }
   METAL_FUNC bool needs_square() const { return false; }
   METAL_FUNC void store(uint output, thread const float* sums, float) const {
@@ -130,7 +130,7 @@ struct GatedNorm {
         square += square_of(other);
       }
     }
-    const float scale = precise::rsqrt(square / float(dv) + eps);
+    const float scale = fast::rsqrt(fast::divide(square, float(dv)) + eps);
     const BfloatBlock gate = *(device const BfloatBlock*)(z + block * kBlock);
     float g[kBlock];
     load_floats(weight + block * kBlock % dv, g);

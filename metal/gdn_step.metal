@@ -115,7 +115,6 @@ template <uint DK>
     uint3 threads [[threads_per_threadgroup]]) {
   constexpr uint kKeyChunks = DK / kChunk;
   threadgroup float query[DK], key[DK], value[kMaxValueDim];
-  threadgroup float4 products[kKeyChunks];         // q q, k k, q k of each chunk
   threadgroup float2 decay_beta;
   const uint head = group.y, shared_by = args.v_heads / args.k_heads, key_head = head / shared_by;
   const uint columns = args.dv / groups.x, first = group.x * columns;
@@ -133,23 +132,17 @@ template <uint DK>
   const uint key_width = args.k_heads * DK, channels = 2 * key_width + args.v_heads * args.dv;
   const StepConvolution convolution{proj, w, conv_ring + ulong(step.slot) * args.conv_stride, conv_ring + ulong(next) * args.conv_stride, args.taps, channels};
   const uint value_chunks = columns / kChunk;
-  for (uint task = thread_id; task <= kKeyChunks + value_chunks; task += threads.x) {
-    if (task < kKeyChunks) {
-      const bool keep = running && group.x == 0 && head % shared_by == 0;
-      const uint channel = key_head * DK + task * kChunk;
-      float q[kChunk], k[kChunk], qq[kChunk], kk[kChunk], qk[kChunk];
-      convolution.run(channel, keep, q);
-      convolution.run(key_width + channel, keep, k);
-      for (uint i = 0; i < kChunk; i++) {
-        query[task * kChunk + i] = q[i];
-        key[task * kChunk + i] = k[i];
-        qq[i] = q[i] * q[i];
-        kk[i] = k[i] * k[i];
-        qk[i] = q[i] * k[i];
-      }
-      products[task] = float4(sum_chunk(qq), sum_chunk(kk), sum_chunk(qk), 0.0f);
-    } else if (task < kKeyChunks + value_chunks) {
-      const uint at = (task - kKeyChunks) * kChunk;
+  // One chunk a task: q and k fill a simdgroup, values and gates the next.
+  for (uint task = thread_id; task <= 2 * kKeyChunks + value_chunks; task += threads.x) {
+    if (task < 2 * kKeyChunks) {
+      const bool keep = running && group.x == 0 && head % shared_by == 0, is_key = task >= kKeyChunks;
+      const uint at = task % kKeyChunks * kChunk;
+      float x[kChunk];
+      convolution.run((is_key ? key_width : 0) + key_head * DK + at, keep, x);
+      threadgroup float* to = (is_key ? key : query) + at;
+      for (uint i = 0; i < kChunk; i++) to[i] = x[i];
+    } else if (task < 2 * kKeyChunks + value_chunks) {
+      const uint at = (task - 2 * kKeyChunks) * kChunk;
       float v[kChunk];
       convolution.run(2 * key_width + head * args.dv + first + at, running, v);
       for (uint i = 0; i < kChunk; i++) value[at + i] = v[i];
@@ -160,9 +153,10 @@ template <uint DK>
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  float4 sums = 0.0f;
-  for (uint i = 0; i < kKeyChunks; i++) sums += products[i];
-  const HeadScalars scalars{decay_beta.x, decay_beta.y, precise::rsqrt(sums.x + 1e-6f) * precise::rsqrt(float(DK)), precise::rsqrt(sums.y + 1e-6f), sums.z};
+  float4 sums = 0.0f;                              // q q, k k, q k
+  for (uint i = thread_id % 32; i < DK; i += 32) sums += float4(query[i] * query[i], key[i] * key[i], query[i] * key[i], 0.0f);
+  sums = simd_sum(sums);
+  const HeadScalars scalars{decay_beta.x, decay_beta.y, fast::rsqrt(sums.x + 1e-6f) * fast::rsqrt(float(DK)), fast::rsqrt(sums.y + 1e-6f), sums.z};
   while (column < first + columns) {               // the same for all of a simdgroup
     const float2 v = float2(value[column - first], value[column - first + 1]);
     const float2 o = advance_pair(pair, query, key, v, scalars, part);
@@ -228,7 +222,7 @@ template <uint DK>
     float square[kChunk] = {0.0f};
     for (uint at = 0; at < args.dv; at += kChunk)
       for (uint i = 0; i < kChunk; i++) square[i] = fma(o[at + i], o[at + i], square[i]);
-    const float scale = precise::rsqrt(sum_chunk(square) / float(args.dv) + args.eps);
+    const float scale = fast::rsqrt(sum_chunk(square) / float(args.dv) + args.eps);
     float gate[kChunk], g[kChunk];
     load_chunk(z + head * args.dv + column, gate);
     load_chunk(weight + column, g);

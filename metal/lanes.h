@@ -49,5 +49,7 @@ METAL_FUNC float sum_chunk(thread const float* value) {
 // Scores that must not count. Finite, because fast::exp may assume that nothing is infinite; exp of it minus any score is 0.
 constant constexpr float kMasked = -0.5f * FLT_MAX;
 
-METAL_FUNC float silu(float x) { return x / (1.0f + precise::exp(-x)); }
-METAL_FUNC float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
+// The hardware's exp and division are exact to a few units of float, far below the bf16 around them; exp must stay finite for them.
+METAL_FUNC float sigmoid_of(float numerator, float x) { return fast::divide(numerator, 1.0f + fast::exp(min(-x, 80.0f))); }
+METAL_FUNC float silu(float x) { return sigmoid_of(x, x); }
+METAL_FUNC float sigmoid(float x) { return sigmoid_of(1.0f, x); }

@@ -42,14 +42,16 @@ METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs
     }
     return;
   }
-  const uint own = (args.experts + 31) / 32;     // logits of a lane: of experts lane + 32 i
-  uint best_key = 0, best_expert = lane;
-  for (uint i = 0; i < own; i++) {
-    const uint expert = lane + 32 * i, key = expert < args.experts ? order_key(logits[expert]) : 0;
-    if (key > best_key) {
-      best_key = key;
-      best_expert = expert;
-    }
+  // A lane has the logits of experts lane + 32 i. Loads without a condition go together; past the end the last one again, as key 0.
+  float values[kLogitsPerLane];
+  uint keys[kLogitsPerLane], best_key = 0, best_expert = lane;
+  #pragma unroll
+  for (uint i = 0; i < kLogitsPerLane; i++) values[i] = logits[min(lane + 32 * i, args.experts - 1)];
+  #pragma unroll
+  for (uint i = 0; i < kLogitsPerLane; i++) {
+    keys[i] = lane + 32 * i < args.experts ? order_key(values[i]) : 0;
+    best_expert = keys[i] > best_key ? lane + 32 * i : best_expert;
+    best_key = max(best_key, keys[i]);
   }
   scratch.best[lane] = uint2(best_key, best_expert);
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -67,17 +69,14 @@ METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs
   const uint threshold = max(scratch.threshold, 1u);
   uint held = 0;
   if (lane_rank < args.top_k)
-    for (uint i = 0; i < own; i++) {
-      const uint expert = lane + 32 * i;
-      held += expert < args.experts && order_key(logits[expert]) >= threshold ? 1 : 0;
-    }
+    #pragma unroll
+    for (uint i = 0; i < kLogitsPerLane; i++) held += keys[i] >= threshold ? 1 : 0;
   uint at = simd_prefix_exclusive_sum(held);
   const uint candidates = simd_sum(held);
   if (held > 0)
-    for (uint i = 0; i < own; i++) {
-      const uint expert = lane + 32 * i, key = expert < args.experts ? order_key(logits[expert]) : 0;
-      if (key >= threshold) scratch.candidate[at++] = uint2(key, expert);
-    }
+    #pragma unroll
+    for (uint i = 0; i < kLogitsPerLane; i++)
+      if (keys[i] >= threshold) scratch.candidate[at++] = uint2(keys[i], lane + 32 * i);
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
   const float top = value_of_key(top_key);
@@ -113,7 +112,7 @@ METAL_FUNC void choose_expert(device const float* logits, constant MoeGateUpArgs
 
 template <typename Matrix>
 struct GateUpJob {
-  using Block = typename Matrix::Block;
+  using Row = typename Matrix::Row;
   Matrix matrix;
   device const bfloat* h;
   device const float* weight;
@@ -134,13 +133,13 @@ struct GateUpJob {
   METAL_FUNC void accumulate(uint output, uint which, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     matrix.accumulate(first + which * width + output, block, x, sum, rest);
   }
-  METAL_FUNC Block fetch(uint output, uint which, uint block) const { return matrix.load(first + which * width + output, block); }
-  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
-    matrix.multiply(row, x, sum, rest);
+  METAL_FUNC Row fetch(uint output, uint which, uint block) const { return matrix.fetch(first + which * width + output, block); }
+  METAL_FUNC void multiply(thread const Row& row, thread const ActivationBlock& x, thread float& total) const {
+    matrix.multiply(row, x, total);
   }
   METAL_FUNC bool needs_square() const { return normed; }
   METAL_FUNC void store(uint output, thread const float* sums, float square) const {
-    const float scale = normed ? precise::rsqrt(square / inputs + eps) : 1.0f;
+    const float scale = normed ? fast::rsqrt(fast::divide(square, inputs) + eps) : 1.0f;
     act[output] = bfloat(silu(sums[0] * scale) * (sums[1] * scale));
   }
 };
@@ -166,7 +165,14 @@ template <int BITS, int GROUP>
     uint3 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[team_scratch(kGateUpThreads)];
   threadgroup RoutingScratch routing;
-  const uint slot = group.y;
+  const uint slot = group.y, blocks = args.k / kBlock;
+  GateUpJob<QuantMatrix<BITS, GROUP>> job{{w, scales, biases, blocks}, h, weight, act + slot * args.width,
+                                          0, args.width, args.eps, float(args.k), args.normed != 0, blocks, 0.0f};
+  // The inputs are on their way while the expert is found. (Several steps add up their squares: not twice.)
+  const Team team = make_team(blocks, thread_id, threads.x);
+  TeamInputs inputs;
+  inputs.loaded = prefetch_rows() && team.steps == 1;
+  if (inputs.loaded) load_inputs(job, team, 0, inputs);
   uint expert;
   if (args.topk) {
     if (thread_id < 32) choose_expert(logits, args, slot, group.x == 0, routing, expert_ids, expert_weights, thread_id);
@@ -176,15 +182,13 @@ template <int BITS, int GROUP>
     expert = expert_ids[slot];
   }
   if (expert >= args.matrices) return;                 // an expert kept elsewhere, in another format
-  const uint blocks = args.k / kBlock;
-  GateUpJob<QuantMatrix<BITS, GROUP>> job{{w, scales, biases, blocks}, h, weight, act + slot * args.width,
-                                          expert * 2 * args.width, args.width, args.eps, float(args.k), args.normed != 0, blocks, 0.0f};
-  team_gemv<2>(job, args.width, scratch, group.x, groups.x, thread_id, threads.x);
+  job.first = expert * 2 * args.width;
+  team_gemv<2>(job, args.width, scratch, group.x, groups.x, thread_id, threads.x, inputs);
 }
 
 template <typename Matrix>
 struct DownJob {
-  using Block = typename Matrix::Block;
+  using Row = typename Matrix::Row;
   Matrix matrix;                       // its blocks: of one slot
   device const bfloat* act;
   device bfloat* h;
@@ -196,8 +200,11 @@ struct DownJob {
 
   METAL_FUNC ActivationBlock load(uint block, bool) const {
     ActivationBlock x = load_activations(act + block * kBlock);
-    const float weight = expert_weights[block / matrix.blocks];
-    for (uint i = 0; i < kBlock; i++) x.value[i] *= weight;
+    const uint slot = block / matrix.blocks;
+    const bool foreign = expert_ids[slot] >= matrices;             // its part of act was never written
+    const float weight = foreign ? 0.0f : expert_weights[slot];
+    for (uint i = 0; i < kBlock; i++) x.value[i] = foreign ? 0.0f : x.value[i] * weight;
+    if (foreign) x.sum = x.nibble_offset = 0.0f;
     x.sum *= weight;
     x.nibble_offset *= weight;
     return x;
@@ -206,14 +213,12 @@ struct DownJob {
     const uint expert = expert_ids[block / matrix.blocks];
     if (expert < matrices) matrix.accumulate(expert * n + output, block % matrix.blocks, x, sum, rest);
   }
-  METAL_FUNC Block fetch(uint output, uint, uint block) const {
+  METAL_FUNC Row fetch(uint output, uint, uint block) const {
     const uint expert = expert_ids[block / matrix.blocks];
-    Block row = matrix.load((expert < matrices ? expert : 0) * n + output, block % matrix.blocks);
-    if (expert >= matrices) row.scale = row.bias = 0.0f;
-    return row;
+    return matrix.fetch((expert < matrices ? expert : 0) * n + output, block % matrix.blocks);
   }
-  METAL_FUNC void multiply(thread const Block& row, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
-    matrix.multiply(row, x, sum, rest);
+  METAL_FUNC void multiply(thread const Row& row, thread const ActivationBlock& x, thread float& total) const {
+    matrix.multiply(row, x, total);
   }
   METAL_FUNC bool needs_square() const { return false; }
   METAL_FUNC void store(uint output, thread const float* sums, float) const {

@@ -62,11 +62,25 @@ METAL_FUNC void dot_block(thread const float* w, thread const ActivationBlock& x
     for (uint i = 0; i < kPartials; i++) part[i] = fma(w[step + i], x.value[step + i], part[i]);
 }
 
+// Pairs at distance 4, 2, 1, written out: a loop over halving widths keeps the values in memory.
+METAL_FUNC float sum_partials(thread const float* v) {
+  const float4 half_sum = float4(v[0], v[1], v[2], v[3]) + float4(v[4], v[5], v[6], v[7]);
+  const float2 quarter_sum = half_sum.xy + half_sum.zw;
+  return quarter_sum.x + quarter_sum.y;
+}
+
 // A block of packed weights on its way from memory.
 template <int BITS>
 struct QuantBlock {
   uint4 packed[BITS / 4];
   float scale, bias;
+};
+
+// The same as it comes from memory: nothing waits for it before it is multiplied.
+template <int BITS>
+struct QuantRow {
+  uint4 packed[BITS / 4];
+  bfloat scale, bias;
 };
 
 // Scales and biases (bits) of four neighbouring groups of a row, kept while a tile walks over them: a GPU's cache takes as long for one
@@ -84,6 +98,7 @@ METAL_FUNC float pick_bfloat(uint2 four, uint i) {
 template <int BITS, int GROUP>
 struct QuantMatrix {
   using Block = QuantBlock<BITS>;
+  using Row = QuantRow<BITS>;
   using Scales = QuantScales;
   device const uint4* words;
   device const bfloat* scales;
@@ -120,8 +135,19 @@ struct QuantMatrix {
     loaded.bias = pick_bfloat(near.bias, in_row % 4);
     return loaded;
   }
+  METAL_FUNC Row fetch(uint row, uint block) const {
+    Row loaded;
+    device const uint4* source = words + (row * blocks + block) * (BITS / 4);
+    #pragma unroll
+    for (uint i = 0; i < BITS / 4; i++) loaded.packed[i] = source[i];
+    const uint group = group_of(row, block);
+    loaded.scale = scales[group];
+    loaded.bias = biases[group];
+    return loaded;
+  }
   // The block's integers, as floats.
-  static METAL_FUNC void unpack(thread const Block& block, thread float* q) {
+  template <typename Packed>
+  static METAL_FUNC void unpack(thread const Packed& block, thread float* q) {
     constexpr uint kPerWord = 32 / BITS, kMask = (1u << BITS) - 1;
     #pragma unroll
     for (uint load = 0; load < BITS / 4; load++) {
@@ -145,10 +171,11 @@ struct QuantMatrix {
     for (uint i = 0; i < kPartials; i++) sum[i] = fma(packed.scale, part[i], sum[i]);
     rest = fma(packed.bias, x.sum, rest);
   }
-  // The same for a block that has been loaded before. Four bits become a float without a conversion: as mantissa bits below an
+  // total += w . x for a block that has been loaded before. Four bits become a float without a conversion: as mantissa bits below an
   // exponent of 0 they make 1 + q / 16 (odd weights) or 1 + q / 256 (even ones, of the same shifted word), exactly, and what the
   // ones add up to is known beforehand: nibble_offset.
-  METAL_FUNC void multiply(thread const Block& packed, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
+  METAL_FUNC void multiply(thread const Row& packed, thread const ActivationBlock& x, thread float& total) const {
+    const float scale = float(packed.scale), bias = float(packed.bias);
     float q[kBlock], part[kPartials];
     if (BITS == 4) {
       // 1.0f, but not to the compiler: masking and setting bits are one instruction if one of the constants is in a register.
@@ -164,17 +191,12 @@ struct QuantMatrix {
         }
       }
       dot_block(q, x, part);
-      const float even = 256.0f * packed.scale, odd = 16.0f * packed.scale;
-      for (uint i = 0; i < kPartials; i += 2) {
-        sum[i] = fma(even, part[i], sum[i]);
-        sum[i + 1] = fma(odd, part[i + 1], sum[i + 1]);
-      }
-      rest = fma(packed.bias, x.sum, fma(-packed.scale, x.nibble_offset, rest));
+      const float even = (part[0] + part[4]) + (part[2] + part[6]), odd = (part[1] + part[5]) + (part[3] + part[7]);
+      total = fma(scale, fma(256.0f, even, fma(16.0f, odd, -x.nibble_offset)), fma(bias, x.sum, total));
     } else {
       unpack(packed, q);
       dot_block(q, x, part);
-      for (uint i = 0; i < kPartials; i++) sum[i] = fma(packed.scale, part[i], sum[i]);
-      rest = fma(packed.bias, x.sum, rest);
+      total = fma(scale, sum_partials(part), fma(bias, x.sum, total));
     }
   }
   // The block's weights as bf16, for a matrix tile (P1) or an embedding row: four 16-byte stores.
@@ -198,23 +220,30 @@ struct QuantMatrix {
 struct NoScales {};
 struct DenseMatrix {
   using Block = BfloatBlock;
+  using Row = BfloatBlock;
   using Scales = NoScales;
   device const bfloat* weights;
   uint blocks;
 
   METAL_FUNC Block load(uint row, uint block) const { return ((device const BfloatBlock*)weights)[row * blocks + block]; }
   METAL_FUNC Block load(uint row, uint block, thread NoScales&) const { return load(row, block); }
+  METAL_FUNC Row fetch(uint row, uint block) const { return load(row, block); }
 
   METAL_FUNC void accumulate(uint row, uint block, thread const ActivationBlock& x, thread float* sum, thread float& rest) const {
     const Block stored = load(row, block);
-    multiply(stored, x, sum, rest);
+    float part[kPartials];
+    products(stored, x, part);
+    for (uint i = 0; i < kPartials; i++) sum[i] += part[i];
   }
-  METAL_FUNC void multiply(thread const Block& stored, thread const ActivationBlock& x, thread float* sum, thread float&) const {
+  METAL_FUNC void multiply(thread const Block& stored, thread const ActivationBlock& x, thread float& total) const {
+    float part[kPartials];
+    products(stored, x, part);
+    total += sum_partials(part);
+  }
+  static METAL_FUNC void products(thread const Block& stored, thread const ActivationBlock& x, thread float* part) {
     float w[kBlock];
     for (uint i = 0; i < kBlock; i++) w[i] = float(stored.value[i]);
-    float part[kPartials];
     dot_block(w, x, part);
-    for (uint i = 0; i < kPartials; i++) sum[i] += part[i];
   }
   template <typename Pointer>
   METAL_FUNC void expand(Block block, Pointer out) const { store_block(out, block); }

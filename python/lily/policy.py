@@ -16,9 +16,11 @@ class Tuning:
     small_threads: threads of the GEMV family; max_groups: threadgroups over which rows are shared out (0 = by rows alone);
     decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
     (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64);
-    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; team_mode: how it goes through its rows
-    (kTeamModeSwitch in team_gemv.h); team_groups: threadgroups over which its rows are shared at most (0 = by rows alone);
-    out_rows: rows a threadgroup of the output projections; gate_up_columns: columns of an expert a threadgroup."""
+    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; prefetch_rows: it asks for the next rows
+    early (kPrefetchSwitch in team_gemv.h); team_groups: threadgroups over which its rows are shared at most (0 = by rows alone);
+    out_rows: rows a threadgroup of the output projections; gate_up_columns: columns of an expert a threadgroup;
+    head_lanes: lanes a head of attn_prepare (4 or 32); tile_keys: keys that a simdgroup of decode attention takes at a time (16, 32, 64); block_keys: keys of a
+    block of its general split (128: 80 threadgroups from 2,560 keys on at four packs of query heads)."""
 
     small_threads: int = 64
     max_groups: int = 0
@@ -29,10 +31,13 @@ class Tuning:
     combine_parts: int = 4
     tile_rows: int = 32
     lane_blocks: int = 1
-    team_mode: int = 0
+    prefetch_rows: bool = False
     team_groups: int = 0
     out_rows: int = 16
     gate_up_columns: int = 8
+    head_lanes: int = 4
+    tile_keys: int = 64
+    block_keys: int = 128
 
 
 APPLE = Tuning()
@@ -42,8 +47,10 @@ APPLE = Tuning()
 FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1,
                    tile_rows=64, lane_blocks=8)
 # Matrix units that outrun the operands' way to them: a 64 x 128 tile reads each operand half as often (H200, experts of the 35B at
-# 4,096 tokens: 0.86 ms for gate and up in 64-row tiles, 1.14 ms in 32-row tiles).
-WIDE_TILES = Tuning(tile_rows=64)
+# 4,096 tokens: 0.86 ms for gate and up in 64-row tiles, 1.14 ms in 32-row tiles). More simdgroups than a decode step can fill, and memory
+# further away than their arithmetic takes: rows asked for early, small blocks of keys, a simdgroup a head (H200, 35B at 4,096 tokens, us a
+# launch with and without: input projection 9.3 / 16.5, head 109 / 173, split attention 16 / 28, attn_prepare 3.8 / 5.9, gdn_step 4.8 / 5.2).
+WIDE_TILES = Tuning(tile_rows=64, prefetch_rows=True, out_rows=8, team_groups=1056, step_blocks=8, head_lanes=32, tile_keys=32, block_keys=64)
 TUNING = {"metal": APPLE, "cpu": FEW_CORES, "cuda": WIDE_TILES}
 
 
@@ -73,8 +80,6 @@ class Thresholds:
     # Up to so many keys the threadgroups of the KV heads walk all keys alone: a split would add a stage (about 4.3 µs on an
     # M5 Max) to save less. Above, a stage that reads over a megabyte must fill 40 cores twice.
     attention_split_min_keys: int = 256
-    # Keys per block of the general path's split: 80 threadgroups from 2,560 keys on at four packs of query heads.
-    attention_keys_per_block: int = 128
     attention_max_blocks: int = 64
     # D7: from here on a fixed number of equal blocks; the article switches at 32K.
     fixed_block_min_keys: int = 32768
@@ -135,14 +140,14 @@ def block_map_size(total: int, tile: int, experts: int) -> int:
     return -(-total // tile) + min(experts, total)
 
 
-def attention_blocks(context: int, fixed_blocks: bool = True, t: Thresholds = THRESHOLDS) -> int:
+def attention_blocks(context: int, fixed_blocks: bool = True, tuning: Tuning = APPLE, t: Thresholds = THRESHOLDS) -> int:
     """Key blocks of decode attention for contexts up to `context`; 1 = one threadgroup walks all keys of its heads. From
     32K on the fixed-block path (D7), in its control the general path's split."""
     if context <= t.attention_split_min_keys:
         return 1
     if fixed_blocks and context >= t.fixed_block_min_keys:
         return t.fixed_blocks
-    return min(t.attention_max_blocks, -(-context // t.attention_keys_per_block))
+    return min(t.attention_max_blocks, -(-context // tuning.block_keys))
 
 
 def fixed_block_shape(head_dim: int, q_heads: int, kv_heads: int) -> bool:

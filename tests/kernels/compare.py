@@ -43,7 +43,7 @@ def check(
     return actual
 
 
-def team_switches(blocks: int = 1, mode: int = 0) -> dict[int, tuple[str, int]] | None:
-    """Function constants of metal/team_gemv.h: kLaneBlocksSwitch and kTeamModeSwitch where they are not the default."""
-    out = {2: ("uint", blocks)} if blocks > 1 else {}
-    return (out | ({3: ("uint", mode)} if mode else {})) or None
+def team_switches(blocks: int = 1, prefetch: bool = False) -> dict[int, tuple[str, bool | int]] | None:
+    """Function constants of metal/team_gemv.h: kLaneBlocksSwitch and kPrefetchSwitch where they are not the default."""
+    out: dict[int, tuple[str, bool | int]] = {2: ("uint", blocks)} if blocks > 1 else {}
+    return (out | ({3: ("bool", True)} if prefetch else {})) or None

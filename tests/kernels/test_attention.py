@@ -46,6 +46,15 @@ def test_prepare(dims, rows, position):
     check("attention_prepare", "attn_prepare", attention.attn_prepare, buffers, ("AttnPrepareArgs", args), (ceil_div(items, 16),), 64, atol=2**-9)
 
 
+@pytest.mark.parametrize("dims,rows,rotary", [(TINY, 1, 64), (REAL, 3, 64), ((2, 1, 64), 5, 64), ((2, 1, 96), 2, 24), (TINY, 2, 40)])
+def test_prepare_with_a_simdgroup_a_head(dims, rows, rotary):
+    """Tuning.head_lanes = 32."""
+    buffers, args = prepare_case(rows, dims, 9, rotary=rotary)
+    groups = ceil_div(rows * (dims[0] + 2 * dims[1]), 2)
+    check("attention_prepare", "attn_prepare", attention.attn_prepare, buffers, ("AttnPrepareArgs", args), (groups,), 64, atol=2**-9,
+          constants={5: ("bool", True)})
+
+
 def test_prepare_whole_head_rotates():
     buffers, args = prepare_case(3, (2, 1, 64), 5, rotary=64)
     check("attention_prepare", "attn_prepare", attention.attn_prepare, buffers, ("AttnPrepareArgs", args), (1,), 64, atol=2**-9)

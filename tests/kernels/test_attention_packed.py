@@ -3,7 +3,7 @@
 Caches end at the last key, so a read past it is out of bounds; outputs start as NaN.
 """
 
-from functools import cache
+from functools import cache, partial as bound
 
 import numpy as np
 import pytest
@@ -131,6 +131,22 @@ def test_strided_control_of_coalesced_loads(dims, keys):
     partial = poison((dims[0], 4, dims[2] + 2), np.float32)
     for function, groups in (("attn_decode_split", dims[0]), ("attn_decode_packed_split", dims[0] // pack)):
         check(FAMILY, function, attention.attn_decode_split, [q, k, v, partial, step], args, (groups, 4), 64, rtol=1e-4, atol=1e-5, constants=STRIDED)
+
+
+@pytest.mark.parametrize("tile", [16, 32])
+@pytest.mark.parametrize("keys", [1, 33, 64, 333, 1000])
+@pytest.mark.parametrize("dims", [TINY, REAL, (3, 1, 96), (4, 2, 64), (6, 1, 32)])
+def test_smaller_tiles_in_all_four_paths(dims, keys, tile):
+    """Tuning.tile_keys: packed heads still give the same bytes."""
+    (q, k, v, out, step), args = case(dims, keys, 4)
+    pack, smaller = pack_of(dims), {4: ("uint", tile)}
+    whole = [check(FAMILY, function, attention.attn_decode, [q, k, v, out, step], args, (groups,), 64, atol=2**-8, constants=smaller)[3]
+             for function, groups in (("attn_decode", dims[0]), ("attn_decode_packed", dims[0] // pack))]
+    np.testing.assert_array_equal(*whole)
+    partial, reference = poison((dims[0], 4, dims[2] + 2), np.float32), bound(attention.attn_decode_split, block_keys=tile)
+    split = [check(FAMILY, function, reference, [q, k, v, partial, step], args, (groups, 4), 64, rtol=1e-4, atol=1e-5, constants=smaller)[3]
+             for function, groups in (("attn_decode_split", dims[0]), ("attn_decode_packed_split", dims[0] // pack))]
+    np.testing.assert_array_equal(*(x.view(np.uint32) for x in split))
 
 
 def test_combine_may_share_a_head_among_threadgroups():

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.kernels.compare import assert_close, check
+from tests.kernels.compare import assert_close, check, team_switches
 from tests.kernels.harness import bf16, poison
 from tests.reference import fused, quant
 
@@ -20,14 +20,14 @@ def near_composition(reference, dense, buffers, args, got, out):
     assert_close(got[out], composed[out], rtol=2**-6, atol=2**-6)
 
 
-def projection(function, reference, name, args, buffers, dense, grid, threads, out, blocks=1, mode=0):
+def projection(function, reference, name, args, buffers, dense, grid, threads, out, blocks=1, prefetch=False):
     got = check("fused_projection", function, partial(reference, dense=dense), buffers, (name, args), (grid,), threads, args_index=5,
-                constants=team_switches(blocks, mode))
+                constants=team_switches(blocks, prefetch))
     if args["n"] >= 16:   # a lone output may be the small difference of large terms
         near_composition(reference, dense, buffers, args, got, out)
 
 
-def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1, mode=0):
+def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1, prefetch=False):
     rng = np.random.default_rng(n + k + bits)
     h, g = bf16(rng.normal(0, size, k)), rng.normal(1, 0.3, k).astype(np.float32)
     y = poison(n, np.float32 if out == "f32" else np.uint16)
@@ -37,7 +37,7 @@ def norm_case(n, k, bits, group, out, grid, threads, size=1.0, blocks=1, mode=0)
     else:
         matrix, dense, suffix = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group), f"b{bits}_g{group}"
     args = {"n": n, "k": k, "eps": EPS}
-    projection(f"gemv_norm_{out}_{suffix}", fused.gemv_norm, "GemvNormArgs", args, [*matrix, h, y, g], dense, grid, threads, 4, blocks, mode)
+    projection(f"gemv_norm_{out}_{suffix}", fused.gemv_norm, "GemvNormArgs", args, [*matrix, h, y, g], dense, grid, threads, 4, blocks, prefetch)
 
 
 @pytest.mark.parametrize("out", ["bf16", "f32"])
@@ -73,7 +73,7 @@ def test_norm_with_several_blocks_a_thread(k, threads, blocks, bits):
     norm_case(67, k, bits, 64, "f32", 2, threads, blocks=blocks)
 
 
-def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1, mode=0):
+def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1, prefetch=False):
     rng = np.random.default_rng(heads + dv)
     k = heads * dv
     matrix, dense = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group)
@@ -81,7 +81,7 @@ def gated_norm_case(n, heads, dv, bits, group, grid, threads, blocks=1, mode=0):
     h, z, g = bf16(rng.normal(0, 3, n)), bf16(rng.normal(0, 2, k)), rng.normal(1, 0.2, dv).astype(np.float32)
     args = {"n": n, "k": k, "dv": dv, "eps": EPS}
     projection(f"gemv_gated_norm_add_b{bits}_g{group}", fused.gemv_gated_norm_add, "GatedNormAddArgs", args,
-               [*matrix, o, h, z, g], dense, grid, threads, 4, blocks, mode)
+               [*matrix, o, h, z, g], dense, grid, threads, 4, blocks, prefetch)
 
 
 @pytest.mark.parametrize("heads,dv,blocks", [(5, 128, 2), (5, 64, 8), (32, 128, 8), (9, 64, 4)])
@@ -104,14 +104,14 @@ def test_gated_norm_shape_of_the_35b(grid, threads):
     gated_norm_case(2048, 32, 128, 4, 64, grid, threads)
 
 
-def gate_case(n, heads, head_dim, bits, group, grid, threads, blocks=1, mode=0):
+def gate_case(n, heads, head_dim, bits, group, grid, threads, blocks=1, prefetch=False):
     rng = np.random.default_rng(heads + head_dim)
     k = heads * head_dim
     matrix, dense = quant.random_matrix(rng, (n, k), bits, group), fused.quantised(bits, group)
     o, h, proj = bf16(rng.normal(0, 1, k)), bf16(rng.normal(0, 3, n)), poison(2 * k + 40, np.uint16)
     proj[: 2 * k] = bf16(rng.normal(0, 2, 2 * k))
     args = {"n": n, "k": k, "head_dim": head_dim}
-    projection(f"gemv_gate_add_b{bits}_g{group}", fused.gemv_gate_add, "GateAddArgs", args, [*matrix, o, h, proj], dense, grid, threads, 4, blocks, mode)
+    projection(f"gemv_gate_add_b{bits}_g{group}", fused.gemv_gate_add, "GateAddArgs", args, [*matrix, o, h, proj], dense, grid, threads, 4, blocks, prefetch)
 
 
 @pytest.mark.parametrize("heads,head_dim,blocks", [(5, 64, 2), (16, 256, 8)])
@@ -129,16 +129,14 @@ def test_gate_heads(n, heads, head_dim, grid, threads):
     gate_case(n, heads, head_dim, 4, 64, grid, threads)
 
 
-@pytest.mark.parametrize("mode", [1, 2])
 @pytest.mark.parametrize("bits,group", [*FORMATS, (16, 0)])
 @pytest.mark.parametrize("n,k,grid,threads", [(67, 2048, 2, 64), (16, 64, 1, 32), (5, 2112, 3, 64), (130, 1024, 1, 32), (33, 4160, 2, 64)])
-def test_norm_in_other_modes_of_a_team(mode, bits, group, n, k, grid, threads):
+def test_norm_with_prefetched_rows(bits, group, n, k, grid, threads):
     if not group or k % group == 0:
-        norm_case(n, k, bits, group, "f32", grid, threads, mode=mode)
+        norm_case(n, k, bits, group, "f32", grid, threads, prefetch=True)
 
 
-@pytest.mark.parametrize("mode", [1, 2])
-def test_output_projections_in_other_modes_of_a_team(mode):
-    gated_norm_case(67, 32, 128, 4, 64, 3, 128, mode=mode)
-    gated_norm_case(9, 5, 64, 8, 32, 2, 32, mode=mode)
-    gate_case(67, 16, 256, 4, 64, 3, 128, mode=mode)
+def test_output_projections_with_prefetched_rows():
+    gated_norm_case(67, 32, 128, 4, 64, 3, 128, prefetch=True)
+    gated_norm_case(9, 5, 64, 8, 32, 2, 32, prefetch=True)
+    gate_case(67, 16, 256, 4, 64, 3, 128, prefetch=True)

@@ -31,11 +31,11 @@ def gate_up_case(dims, bits=4, group=64, normed=1, topk=1, normalise=1, matrices
     return [*matrix, h, poison((slots, width), np.uint16), g, logits, ids, weights], args, fused.quantised(bits, group)
 
 
-def gate_up(case, bits, group, grid, threads, blocks=1, mode=0):
+def gate_up(case, bits, group, grid, threads, blocks=1, prefetch=False):
     buffers, args, dense = case
     got = check("moe_decode", f"moe_gate_up_b{bits}_g{group}", partial(fused.moe_gate_up, dense=dense), buffers,
                 ("MoeGateUpArgs", args), (grid, args["slots"]), threads, args_index=5,
-                constants=team_switches(blocks, mode))
+                constants=team_switches(blocks, prefetch))
     composed = [b.copy() for b in buffers]
     fused.moe_gate_up(*composed, args, dense=dense, between=fused.through_bf16)
     assert_close(got[4], composed[4], rtol=2**-5, atol=2**-5)
@@ -94,7 +94,7 @@ def test_gate_up_skips_an_expert_kept_elsewhere():
     assert (got[4][8] == 0xFFFF).all() and got[7][8] == 32
 
 
-def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False, blocks=1, mode=0):
+def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False, blocks=1, prefetch=False):
     rng = np.random.default_rng(n + k)
     matrix, dense = quant.random_matrix(rng, (matrices, n, k), bits, group), fused.quantised(bits, group)
     ids = rng.permutation(matrices)[:slots].astype(np.uint32)
@@ -104,7 +104,7 @@ def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False, block
     buffers = [*matrix, act, bf16(rng.normal(0, 3, n)), ids, weights]
     args = {"slots": slots, "n": n, "k": k, "matrices": matrices}
     got = check("moe_decode", f"moe_down_add_b{bits}_g{group}", partial(fused.moe_down_add, dense=dense), buffers,
-                ("MoeDownArgs", args), (grid,), threads, args_index=5, constants=team_switches(blocks, mode))
+                ("MoeDownArgs", args), (grid,), threads, args_index=5, constants=team_switches(blocks, prefetch))
     composed = [b.copy() for b in buffers]
     fused.moe_down_add(*composed, args, dense=dense, between=fused.through_bf16)
     assert_close(got[4], composed[4], rtol=2**-6, atol=2**-6)
@@ -134,9 +134,8 @@ def test_down_skips_an_expert_kept_elsewhere():
     down(256, 64, 9, 32, 4, 64, 2, 32, foreign=True)
 
 
-@pytest.mark.parametrize("mode", [1, 2])
-def test_both_launches_in_other_modes_of_a_team(mode):
-    gate_up(gate_up_case(REAL), 4, 64, 64, 64, mode=mode)
-    gate_up(gate_up_case(TINY, matrices=TINY["experts"]), 4, 64, 2, 32, mode=mode)
-    down(67, 512, 9, 12, 4, 64, 3, 160, mode=mode)
-    down(67, 64, 9, 33, 4, 64, 2, 32, foreign=True, mode=mode)
+def test_both_launches_with_prefetched_rows():
+    gate_up(gate_up_case(REAL), 4, 64, 64, 64, prefetch=True)
+    gate_up(gate_up_case(TINY, matrices=TINY["experts"]), 4, 64, 2, 32, prefetch=True)
+    down(67, 512, 9, 12, 4, 64, 3, 160, prefetch=True)
+    down(67, 64, 9, 33, 4, 64, 2, 32, foreign=True, prefetch=True)

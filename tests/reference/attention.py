@@ -7,7 +7,7 @@ import numpy as np
 from tests.reference.norm import rms
 from tests.reference.numbers import DONE, POSITION, RUNNING, bf16, f64, sigmoid
 
-BLOCK_KEYS = 64  # kTileKeys in metal/attention_decode.metal
+BLOCK_KEYS = 64  # tile_keys() in metal/attend.h, unless the host asks for half
 MASKED = -0.5 * float(np.finfo(np.float32).max)  # kMasked in metal/lanes.h
 
 
@@ -134,10 +134,10 @@ def attn_decode_gate(q, k_cache, v_cache, out, step: np.ndarray, proj: np.ndarra
     out.reshape(-1)[:] = bf16(result.reshape(-1))
 
 
-def attn_decode_split(q, k_cache, v_cache, blocks_out: np.ndarray, step: np.ndarray, args: Mapping) -> None:
+def attn_decode_split(q, k_cache, v_cache, blocks_out: np.ndarray, step: np.ndarray, args: Mapping, block_keys: int = BLOCK_KEYS) -> None:
     """blocks_out f32 [q_heads, blocks, dim + 2]: sum of exp(s - peak) v, peak, sum of exp(s - peak); peak MASKED when empty."""
     keys, blocks, dim = int(step[POSITION]) + 1, args["blocks"], args["head_dim"]
-    size = -(-(-(-keys // BLOCK_KEYS)) // blocks) * BLOCK_KEYS
+    size = -(-(-(-keys // block_keys)) // blocks) * block_keys
     blocks_out[..., :dim], blocks_out[..., dim], blocks_out[..., dim + 1] = 0, MASKED, 0
     for head, (scores, values) in enumerate(decode_heads(q, k_cache, v_cache, args, keys)):
         for b in range(-(-keys // size)):

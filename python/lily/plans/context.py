@@ -106,7 +106,7 @@ class PlanContext:
             return 1
         c = self.config
         fixed = self.options.fixed_block_attention and policy.fixed_block_shape(c.head_dim, c.q_heads, c.kv_heads)
-        return policy.attention_blocks(self.context, fixed)
+        return policy.attention_blocks(self.context, fixed, self.capabilities.tuning)
 
     # -- where values live ---------------------------------------------------------------------------------------------
     def value_bytes(self) -> dict[str, int]:

@@ -37,14 +37,14 @@ def team_threads(k: int, most: int, tuning: Tuning) -> int:
     return 32 if k <= 1024 or tuning.max_groups else min(most, 32 * _ceil(k, 1024))
 
 
-def team_constants(k: int, tuning: Tuning) -> tuple[tuple[int, str, int], ...]:
-    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes, and kTeamModeSwitch, where they are not the default."""
+def team_constants(k: int, tuning: Tuning) -> tuple[tuple[int, str, bool | int], ...]:
+    """team_gemv.h: kLaneBlocksSwitch, so that rows of k inputs still occupy kMinLanes lanes, and kPrefetchSwitch, where they are not the default."""
     blocks = 1
     while 2 * blocks <= min(tuning.lane_blocks, k // (32 * 8)):
         blocks *= 2
     if blocks > 1:
         return ((2, "uint", blocks),)
-    return ((3, "uint", tuning.team_mode),) if tuning.team_mode else ()
+    return ((3, "bool", True),) if tuning.prefetch_rows else ()
 
 
 def team_groups(outputs: int, per_group: int, tuning: Tuning) -> int:
@@ -105,7 +105,9 @@ def qk_norm_grid(heads: int, rows: int) -> Grid:
     return (_ceil(rows * heads * _QUAD, QK_NORM_THREADS), 1, 1)
 
 
-prepare_grid = qk_norm_grid
+def prepare_grid(heads: int, rows: int, lanes: int) -> Grid:
+    """attention_prepare.metal: `lanes` (head_lanes) a head of a row."""
+    return (_ceil(rows * heads * lanes, PREPARE_THREADS), 1, 1)
 
 
 def flat(count: int) -> Grid:

@@ -75,7 +75,7 @@ def attn_prepare(b: Builder, op: Op) -> None:
     """Query and key norm, RoPE, split and cache write in one launch."""
     c, ctx, p = b.config, b.ctx, f"layers.{op.layer}"
     g = ctx.groups[f"{p}.attn_in"]
-    written = 2 * ctx.rows * c.kv_heads * c.head_dim
+    written, lanes = 2 * ctx.rows * c.kv_heads * c.head_dim, ctx.capabilities.tuning.head_lanes
     b.emit(op.id, geo.ATTN_PREPARE_FAMILY, "attn_prepare",
            [b.bind(0, "proj"), b.bind(1, f"p:{p}.q_norm"), b.bind(2, f"p:{p}.k_norm"), b.bind(3, "p:rope_lo", "r", 0),
             b.bind(4, "p:rope_hi", "r", 0), b.bind(5, "q", "w"), b.bind(6, f"kv_k.{op.layer}", "w", written),
@@ -83,7 +83,7 @@ def attn_prepare(b: Builder, op: Op) -> None:
            {"rows": ctx.rows, "q_heads": c.q_heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim,
             "rotary_dim": c.rotary_dim, "ldp": row_stride(g), "k_offset": g.offsets["k"], "v_offset": g.offsets["v"],
             "rope_lo_rows": geo.ROPE_LO_ROWS, "eps": c.rms_norm_eps},
-           geo.prepare_grid(c.q_heads + 2 * c.kv_heads, ctx.rows), geo.PREPARE_THREADS)
+           geo.prepare_grid(c.q_heads + 2 * c.kv_heads, ctx.rows, lanes), geo.PREPARE_THREADS, 0, ((5, "bool", True),) if lanes == 32 else ())
 
 
 def attention(b: Builder, op: Op) -> None:
@@ -93,7 +93,9 @@ def attention(b: Builder, op: Op) -> None:
     blocks, tuning = ctx.key_blocks, ctx.capabilities.tuning
     pack = policy.head_pack(c.q_heads, c.kv_heads, ctx.options.gqa_packing)
     packed = "_packed" if ctx.options.gqa_packing else ""
-    strided: tuple[tuple[int, str, bool], ...] = () if ctx.options.coalesced_kv else ((1, "bool", True),)  # D5's control
+    switches: tuple[tuple[int, str, bool | int], ...] = () if ctx.options.coalesced_kv else ((1, "bool", True),)  # D5's control
+    if tuning.tile_keys != 64:
+        switches += ((4, "uint", tuning.tile_keys),)
     args = {"rows": ctx.rows, "q_heads": c.q_heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "blocks": blocks,
             "scale": 1.0 / math.sqrt(c.head_dim)}
     # Without packing (D6) every query head of a KV head loads its rows again; the caches may hide that, the kernel asks for it.
@@ -104,10 +106,10 @@ def attention(b: Builder, op: Op) -> None:
                args, (c.q_heads, -(-ctx.rows // geo.ATTN_QUERIES), 1), geo.ATTN_PREFILL_THREADS, macs, ((0, "uint", c.head_dim),))
     elif blocks == 1:
         b.emit(op.id, geo.ATTN_DECODE_FAMILY, f"attn_decode{packed}", [b.bind(0, "q"), k, v, b.bind(3, "mix", "w"), b.bind(4, "step")], 5, "AttnArgs",
-               args, (c.q_heads // pack, 1, 1), tuning.decode_threads, macs, strided)
+               args, (c.q_heads // pack, 1, 1), tuning.decode_threads, macs, switches)
     else:
         b.emit(op.id, geo.ATTN_DECODE_FAMILY, f"attn_decode{packed}_split", [b.bind(0, "q"), k, v, b.bind(3, "attn_partial", "w"), b.bind(4, "step")],
-               5, "AttnArgs", args, (c.q_heads // pack, blocks, 1), tuning.split_threads, macs, strided)
+               5, "AttnArgs", args, (c.q_heads // pack, blocks, 1), tuning.split_threads, macs, switches)
         b.emit(f"{op.id}_combine", geo.ATTN_DECODE_FAMILY, "attn_decode_combine", [b.bind(0, "attn_partial"), b.bind(1, "mix", "w"), b.bind(2, "step")],
                3, "AttnArgs", args, (c.q_heads, tuning.combine_parts, 1), geo.ATTN_COMBINE_THREADS)
 

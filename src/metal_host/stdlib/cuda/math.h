@@ -23,7 +23,7 @@ namespace metal {
   LILY_FUNCTION1(sin, ::sinf(x)) LILY_FUNCTION1(cos, ::cosf(x)) LILY_FUNCTION2(divide, __fdiv_rn(x, y))
 #define LILY_FAST_FUNCTIONS                                                                               \
   LILY_FUNCTION1(exp, __expf(x)) LILY_FUNCTION1(exp2, ::exp2f(x)) LILY_FUNCTION1(log, __logf(x))          \
-  LILY_FUNCTION1(log2, __log2f(x)) LILY_FUNCTION1(rsqrt, __frsqrt_rn(x))                                  \
+  LILY_FUNCTION1(log2, __log2f(x)) LILY_FUNCTION1(rsqrt, ::rsqrtf(x))                                      \
   LILY_FUNCTION1(sin, __sinf(x)) LILY_FUNCTION1(cos, __cosf(x)) LILY_FUNCTION2(divide, __fdividef(x, y))
 LILY_EXACT_FUNCTIONS LILY_PRECISE_FUNCTIONS
 LILY_FUNCTION2(nextafter, ::nextafterf(x, y))
