@@ -49,12 +49,16 @@ def lane_blocks(k: int, tuning: Tuning) -> tuple[tuple[int, str, int], ...]:
 NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
 TEAM_ROWS, ROUTER_ROWS, GATE_UP_COLUMNS = 16, 4, 8
 
-# tile.h: kTileThreads, tile_columns.
-GEMM_THREADS = 128
+# tile.h: kTileThreads, tile_columns; tile_tensor.h: TensorTile of 32 threads.
+GEMM_THREADS, SOLO_THREADS = 128, 32
 
 
-def tile_columns(rows: int) -> int:
-    return 128 if rows > 32 else 64
+def tile_threads(family: str) -> int:
+    return SOLO_THREADS if "_solo_" in family else GEMM_THREADS
+
+
+def tile_columns(rows: int, family: str = "") -> int:
+    return 128 if rows > 32 and tile_threads(family) == GEMM_THREADS else 64
 
 
 # routing.metal
