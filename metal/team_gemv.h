@@ -17,6 +17,7 @@ constant constexpr uint kMostLaneBlocks = 8;
 
 // Neighbouring blocks of a row that a thread takes in a step. One for a GPU, whose lanes then read 16 neighbouring bytes each; a CPU
 // runs lane after lane, reads whole cache lines with more, and has fewer partial sums to add up. (policy.py, Tuning.lane_blocks)
+// 0: rows_gemv.h.
 constant uint kLaneBlocksSwitch [[function_constant(2)]];
 METAL_FUNC uint lane_blocks() { return is_function_constant_defined(kLaneBlocksSwitch) ? kLaneBlocksSwitch : 1; }
 
@@ -66,6 +67,8 @@ METAL_FUNC ActivationBlock load_normed(device const bfloat* h, device const floa
   return x;
 }
 
+#include "rows_gemv.h"
+
 // Runs `job` over its outputs, each of which needs PER_OUTPUT rows (1, or 2: gate and up). A job has
 //   uint blocks                                      blocks of 32 inputs in a row
 //   float square                                     sum of squares of the inputs loaded so far (0 where unused)
@@ -77,6 +80,10 @@ template <uint PER_OUTPUT, typename Job>
 METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scratch, uint group, uint groups, uint thread_id, uint threads) {
   constexpr uint kUnitOutputs = kRowsAtOnce / PER_OUTPUT;      // a unit: the rows that one thread has in flight
   const uint span = lane_blocks();
+  if (span == 0) {
+    rows_gemv<PER_OUTPUT>(job, outputs, scratch, group, groups, thread_id, threads);
+    return;
+  }
   uint lanes = threads == 32 ? kMinLanes : threads;
   while (lanes < 32 && lanes * span < job.blocks) lanes *= 2;
   const uint teams = threads / lanes, team = thread_id / lanes, part = thread_id % lanes, line = lanes + 1;   // padded: no bank conflicts

@@ -17,7 +17,8 @@ class Tuning:
     decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
     (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64);
     solo_tiles: matrix tiles on tensor operations are one simdgroup's instead of four's;
-    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step."""
+    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; whole_rows: it takes whole rows where
+    its prologue is cheap (rows_gemv.h)."""
 
     small_threads: int = 64
     max_groups: int = 0
@@ -29,6 +30,7 @@ class Tuning:
     tile_rows: int = 32
     solo_tiles: bool = False
     lane_blocks: int = 1
+    whole_rows: bool = False
 
 
 APPLE = Tuning()
@@ -36,7 +38,7 @@ APPLE = Tuning()
 # (measured on two x86-64 cores: GEMV of 6144 x 256 four times as fast with 8 groups of 32 as with 192 of 64). Expanding weights
 # costs about what multiplying 32 rows by them does: 64-row tiles are 1.6 to 1.9 times as fast (256 x 512 x 2048).
 FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1,
-                   tile_rows=64, solo_tiles=True, lane_blocks=8)
+                   tile_rows=64, solo_tiles=True, lane_blocks=8, whole_rows=True)
 # Matrix units that outrun the operands' way to them: a 64 x 128 tile reads each operand half as often (H200, experts of the 35B at
 # 4,096 tokens: 0.86 ms for gate and up in 64-row tiles, 1.14 ms in 32-row tiles).
 WIDE_TILES = Tuning(tile_rows=64)

@@ -22,7 +22,7 @@ def near_composition(reference, dense, buffers, args, got, out):
 
 def projection(function, reference, name, args, buffers, dense, grid, threads, out, blocks=1):
     got = check("fused_projection", function, partial(reference, dense=dense), buffers, (name, args), (grid,), threads, args_index=5,
-                constants={2: ("uint", blocks)} if blocks > 1 else None)
+                constants={2: ("uint", blocks)} if blocks != 1 else None)
     if args["n"] >= 16:   # a lone output may be the small difference of large terms
         near_composition(reference, dense, buffers, args, got, out)
 
@@ -127,3 +127,10 @@ def test_gate_formats(bits, group):
 @pytest.mark.parametrize("n,heads,head_dim,grid,threads", [(67, 3, 64, 1, 32), (67, 5, 256, 2, 64), (2048, 16, 256, 128, 128), (2048, 16, 256, 5, 128)])
 def test_gate_heads(n, heads, head_dim, grid, threads):
     gate_case(n, heads, head_dim, 4, 64, grid, threads)
+
+
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("bits,group", [*FORMATS, (16, 0)])
+@pytest.mark.parametrize("n,k,grid", [(67, 256, 1), (5, 1024, 2), (1, 128, 1), (130, 4608, 3), (2048, 128, 16)])
+def test_norm_with_whole_rows_a_thread(n, k, grid, bits, group, out):
+    norm_case(n, k, bits, group, out, grid, 32, blocks=0)

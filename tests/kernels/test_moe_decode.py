@@ -35,7 +35,7 @@ def gate_up(case, bits, group, grid, threads, blocks=1):
     buffers, args, dense = case
     got = check("moe_decode", f"moe_gate_up_b{bits}_g{group}", partial(fused.moe_gate_up, dense=dense), buffers,
                 ("MoeGateUpArgs", args), (grid, args["slots"]), threads, args_index=5,
-                constants={2: ("uint", blocks)} if blocks > 1 else None)
+                constants={2: ("uint", blocks)} if blocks != 1 else None)
     composed = [b.copy() for b in buffers]
     fused.moe_gate_up(*composed, args, dense=dense, between=fused.through_bf16)
     assert_close(got[4], composed[4], rtol=2**-5, atol=2**-5)
@@ -104,7 +104,7 @@ def down(n, k, slots, matrices, bits, group, grid, threads, foreign=False, block
     buffers = [*matrix, act, bf16(rng.normal(0, 3, n)), ids, weights]
     args = {"slots": slots, "n": n, "k": k, "matrices": matrices}
     got = check("moe_decode", f"moe_down_add_b{bits}_g{group}", partial(fused.moe_down_add, dense=dense), buffers,
-                ("MoeDownArgs", args), (grid,), threads, args_index=5, constants={2: ("uint", blocks)} if blocks > 1 else None)
+                ("MoeDownArgs", args), (grid,), threads, args_index=5, constants={2: ("uint", blocks)} if blocks != 1 else None)
     composed = [b.copy() for b in buffers]
     fused.moe_down_add(*composed, args, dense=dense, between=fused.through_bf16)
     assert_close(got[4], composed[4], rtol=2**-6, atol=2**-6)
@@ -132,3 +132,13 @@ def test_down_shape_of_the_35b(grid, threads):
 
 def test_down_skips_an_expert_kept_elsewhere():
     down(256, 64, 9, 32, 4, 64, 2, 32, foreign=True)
+
+
+@pytest.mark.parametrize("grid,threads", [(1, 32), (2, 32), (3, 64)])
+def test_both_launches_with_whole_rows_a_thread(grid, threads):
+    for normed in (0, 1):
+        gate_up(gate_up_case(REAL, normed=normed), 4, 64, grid, threads, blocks=0)
+        gate_up(gate_up_case(TINY, 8, 32, normed=normed, topk=0), 8, 32, grid, threads, blocks=0)
+    down(2048, 512, 9, 16, 4, 64, grid, threads, blocks=0)
+    down(67, 64, 9, 33, 8, 32, grid, threads, blocks=0)
+    down(256, 64, 9, 32, 4, 64, grid, threads, foreign=True, blocks=0)

@@ -45,6 +45,18 @@ def lane_blocks(k: int, tuning: Tuning) -> tuple[tuple[int, str, int], ...]:
     return ((2, "uint", blocks),) if blocks > 1 else ()
 
 
+# rows_gemv.h: kMostRowBlocks; rows that a thread takes at least, so that its inputs are worth their price.
+_MOST_ROW_BLOCKS, _ROWS_A_THREAD = 144, 8
+
+
+def row_job(outputs: int, rows_per_output: int, k: int, groups: int, tuning: Tuning) -> tuple[int, tuple[tuple[int, str, int], ...]]:
+    """(threadgroups of 32 threads, constants) of a job of team_gemv.h whose inputs cost little: whole rows a thread where the tuning
+    wants them, over at most `groups` threadgroups, else `groups` and `lane_blocks`."""
+    if not tuning.whole_rows or k > 32 * _MOST_ROW_BLOCKS:
+        return groups, lane_blocks(k, tuning)
+    return min(groups, _ceil(outputs * rows_per_output, 32 * _ROWS_A_THREAD)), ((2, "uint", 0),)
+
+
 # fused_projection.metal, moe_decode.metal: most threads, outputs a group when a GPU is to be filled.
 NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
 TEAM_ROWS, ROUTER_ROWS, GATE_UP_COLUMNS = 16, 4, 8
