@@ -1,5 +1,5 @@
 // Matrix times many activation rows: every projection of the prefill phase outside the experts (P1): the kernels, for the unit that
-// multiplies (P6). Their families are gemm.metal and gemm_tensor.metal. grid = (ceil(n / tile_columns), ceil(rows / ROWS))
+// multiplies (P6). Their families are gemm.metal, gemm_tensor.metal and gemm_solo_tensor.metal. grid = (ceil(n / Unit::columns), ceil(rows / ROWS))
 #pragma once
 #include <metal_stdlib>
 #include "common.h"
@@ -12,7 +12,7 @@ METAL_FUNC void gemm_tile(thread const Matrix& matrix, device const bfloat* x, d
                           threadgroup float4* memory, uint thread_id, uint simdgroup) {
   const uint first = group.y * ROWS;
   const TileRows rows{x, args.ldx, first, args.rows - first, nullptr, 0};
-  multiply_tile<Unit, ROWS>(matrix, 0, args.n, group.x * tile_columns(ROWS), args.k, rows, y + first * args.ldy, args.ldy, memory, thread_id,
+  multiply_tile<Unit, ROWS>(matrix, 0, args.n, group.x * Unit::columns(ROWS), args.k, rows, y + first * args.ldy, args.ldy, memory, thread_id,
                             simdgroup);
 }
 
@@ -27,7 +27,7 @@ template <typename Unit, uint ROWS, typename Out, int BITS, int GROUP>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_id [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float4 memory[tile_memory(ROWS)];
+  threadgroup float4 memory[tile_memory(ROWS, Unit::columns(ROWS))];
   const QuantMatrix<BITS, GROUP> matrix{w, scales, biases, args.k / kBlock};
   gemm_tile<Unit, ROWS>(matrix, x, y, args, uint2(group.x, group.y), memory, thread_id, simdgroup);
 }
@@ -42,7 +42,7 @@ template <typename Unit, uint ROWS, typename Out>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_id [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float4 memory[tile_memory(ROWS)];
+  threadgroup float4 memory[tile_memory(ROWS, Unit::columns(ROWS))];
   const DenseMatrix matrix{w, args.k / kBlock};
   gemm_tile<Unit, ROWS>(matrix, x, y, args, uint2(group.x, group.y), memory, thread_id, simdgroup);
 }

@@ -1,5 +1,5 @@
 // All experts of a layer in prefill, as one launch over the block map of routing.metal (P1, P2, P3): the kernels, for the unit that
-// multiplies (P6). Their families are grouped_gemm.metal and grouped_gemm_tensor.metal.
+// multiplies (P6). Their families are grouped_gemm.metal, grouped_gemm_tensor.metal and grouped_gemm_solo_tensor.metal.
 #pragma once
 #include <metal_stdlib>
 #include "common.h"
@@ -11,11 +11,11 @@ using namespace metal;
 // without rows; entries past the last block hold an expert beyond the end and leave at once. P3: large tiles where
 // experts have rows enough, small ones where most of a larger tile would be padding; the host picks by mean rows, or
 // launches both over the two maps of route_plan_split.
-// grid = (ceil(n / tile_columns), max_blocks); gated: n outputs of 2 n rows an expert, grid.x = ceil(n / (tile_columns / 2)).
+// grid = (ceil(n / Unit::columns), max_blocks); gated: n outputs of 2 n rows an expert, grid.x = ceil(n / (Unit::columns / 2)).
 template <typename Unit, uint ROWS, bool GATED, typename Matrix>
 METAL_FUNC void grouped_tile(thread const Matrix& matrix, device const bfloat* x, device bfloat* y, constant GroupedGemmArgs& args, uint4 block,
                              device const uint* sorted_rows, uint column_tile, threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kColumns = tile_columns(ROWS);
+  constexpr uint kColumns = Unit::columns(ROWS);
   const TileRows rows{x, args.ldx, block.y, block.z, sorted_rows, args.gather_slots};
   y += block.y * args.ldy;
   if (GATED) gated_tile<Unit, ROWS>(matrix, block.x * 2 * args.n, args.n, column_tile * kColumns / 2, args.k, rows, y, args.ldy, memory, thread_id, simdgroup);
@@ -35,7 +35,7 @@ template <typename Unit, int BITS, int GROUP, uint ROWS, bool GATED>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_id [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float4 memory[tile_memory(ROWS)];
+  threadgroup float4 memory[tile_memory(ROWS, Unit::columns(ROWS))];
   const uint4 block = block_map[group.y];
   if (block.x >= args.experts) return;
   const QuantMatrix<BITS, GROUP> matrix{w, scales, biases, args.k / kBlock};
@@ -54,7 +54,7 @@ template <typename Unit, uint ROWS, bool GATED>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_id [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float4 memory[tile_memory(ROWS)];
+  threadgroup float4 memory[tile_memory(ROWS, Unit::columns(ROWS))];
   const uint4 block = block_map[group.y];
   if (block.x >= args.experts) return;
   const DenseMatrix matrix{w, args.k / kBlock};

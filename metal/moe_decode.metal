@@ -169,10 +169,13 @@ template <int BITS, int GROUP>
   GateUpJob<QuantMatrix<BITS, GROUP>> job{{w, scales, biases, blocks}, h, weight, act + slot * args.width,
                                           0, args.width, args.eps, float(args.k), args.normed != 0, blocks, 0.0f};
   // The inputs are on their way while the expert is found. (Several steps add up their squares: not twice.)
-  const Team team = make_team(blocks, thread_id, threads.x);
   TeamInputs inputs;
-  inputs.loaded = prefetch_rows() && team.steps == 1;
-  if (inputs.loaded) load_inputs(job, team, 0, inputs);
+  inputs.loaded = false;
+  if (prefetch_rows()) {
+    const Team team = make_team(blocks, thread_id, threads.x);
+    inputs.loaded = team.steps == 1;
+    if (inputs.loaded) load_inputs(job, team, 0, inputs);
+  }
   uint expert;
   if (args.topk) {
     if (thread_id < 32) choose_expert(logits, args, slot, group.x == 0, routing, expert_ids, expert_weights, thread_id);

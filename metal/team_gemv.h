@@ -17,6 +17,7 @@ constant constexpr uint kMostLaneBlocks = 8;
 
 // Neighbouring blocks of a row that a thread takes in a step. One for a GPU, whose lanes then read 16 neighbouring bytes each; a CPU
 // runs lane after lane, reads whole cache lines with more, and has fewer partial sums to add up. (policy.py, Tuning.lane_blocks)
+// 0: rows_gemv.h.
 constant uint kLaneBlocksSwitch [[function_constant(2)]];
 METAL_FUNC uint lane_blocks() { return is_function_constant_defined(kLaneBlocksSwitch) ? kLaneBlocksSwitch : 1; }
 
@@ -126,6 +127,8 @@ METAL_FUNC void load_inputs(thread Job& job, thread const Team& team, uint step,
   for (uint c = 0; c < span; c++) inputs.x[c] = job.load(c < count ? block + c : 0, c < count);
 }
 
+#include "rows_gemv.h"
+
 // Runs `job` over its outputs, each of which needs PER_OUTPUT rows (1, or 2: gate and up). A job has
 //   uint blocks                                      blocks of 32 inputs in a row
 //   float square                                     sum of squares of the inputs loaded so far (0 where unused)
@@ -139,6 +142,10 @@ METAL_FUNC void team_gemv(thread Job& job, uint outputs, threadgroup float* scra
                           thread TeamInputs& inputs) {
   constexpr uint kUnitOutputs = kRowsAtOnce / PER_OUTPUT;      // a unit: the rows that a thread multiplies together
   const uint span = lane_blocks();
+  if (span == 0) {
+    rows_gemv<PER_OUTPUT>(job, outputs, group, groups, thread_id, threads);
+    return;
+  }
   const Team place = make_team(job.blocks, thread_id, threads);
   const uint lanes = place.lanes, teams = place.teams, team = place.team, part = place.part, steps = place.steps;
   const bool prefetch = prefetch_rows();

@@ -1,12 +1,13 @@
 // The matrix tile every GEMM is built from: Y[m, n] = X[m, k] W[n, k]^T with bf16 operands in threadgroup memory and f32
 // accumulators in registers (P1, P3). This file moves operands and results; the product is the work of a unit:
-// SimdgroupUnit (tile_simdgroup.h) or, behind a capability, TensorUnit (tile_tensor.h, P6).
+// SimdgroupUnit (tile_simdgroup.h) or, behind a capability, TensorUnit (tile_tensor.h, P6). A unit says how many threads it takes and
+// how many columns its tiles have.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
 
 constant constexpr uint kTileDepth = 64;       // k per step; every row length is a multiple of it
-constant constexpr uint kTileThreads = 128;    // four simdgroups
+constant constexpr uint kTileThreads = 128;    // four simdgroups; one in tiles for a processor that runs threads one after another
 constant constexpr uint kOperandStride = kTileDepth + 8;   // 16 bytes of padding spread a column over the banks
 constant constexpr uint kTileMemory = 32768;   // threadgroup memory of every Apple GPU, in bytes
 constant constexpr uint kResults = 8;          // that a thread writes at a time: one 16-byte store of bf16
@@ -17,8 +18,8 @@ constexpr uint tile_columns(uint rows) { return rows > 32 ? 128 : 64; }
 // Row stride of the results: padded where the padding fits.
 constexpr uint result_stride(uint rows, uint columns) { return rows * (columns + 4) * 4 > kTileMemory ? columns : columns + 4; }
 // Threadgroup memory of a tile, in float4s; operands and results share it: the result is written after the last multiply.
-constexpr uint tile_memory(uint rows) {
-  const uint columns = tile_columns(rows), operands = (rows + columns) * kOperandStride * 2, results = rows * result_stride(rows, columns) * 4;
+constexpr uint tile_memory(uint rows, uint columns) {
+  const uint operands = (rows + columns) * kOperandStride * 2, results = rows * result_stride(rows, columns) * 4;
   return (operands > results ? operands : results) / 16;
 }
 
@@ -36,26 +37,26 @@ struct TileRows {
   }
 };
 
-// What one thread moves in a step: 16 bytes of rows thread_id / 8 + 16 i of x, and half a step's depth of weight rows
-// thread_id / 2 + 64 i. `fetch` reads device memory into registers, `place` puts them into threadgroup memory, weights expanded to
-// bf16 on the way (P1): the expanded matrix never exists anywhere else.
-template <uint ROWS, typename Matrix>
+// What one of THREADS threads moves in a step: 16 bytes of every (THREADS / 8)th row of x, and half a step's depth of every
+// (THREADS / 2)th weight row. `fetch` reads device memory into registers, `place` puts them into threadgroup memory, weights
+// expanded to bf16 on the way (P1): the expanded matrix never exists anywhere else.
+template <uint THREADS, uint ROWS, uint COLUMNS, typename Matrix>
 struct TileOperands {
   Matrix matrix;
-  device const bfloat* x_row[ROWS / 16];
-  uint weight_row[tile_columns(ROWS) / 64];
+  device const bfloat* x_row[ROWS * 8 / THREADS];
+  uint weight_row[COLUMNS * 2 / THREADS];
   uint block;                                              // which half
   threadgroup bfloat* x_to;
   threadgroup bfloat* w_to;
-  uint4 x[ROWS / 16];
-  typename Matrix::Block w[tile_columns(ROWS) / 64];
-  typename Matrix::Scales scales[tile_columns(ROWS) / 64];
+  uint4 x[ROWS * 8 / THREADS];
+  typename Matrix::Block w[COLUMNS * 2 / THREADS];
+  typename Matrix::Scales scales[COLUMNS * 2 / THREADS];
 
   METAL_FUNC void fetch(uint depth) {
     #pragma unroll
-    for (uint i = 0; i < ROWS / 16; i++) x[i] = *(device const uint4*)(x_row[i] + depth);
+    for (uint i = 0; i < ROWS * 8 / THREADS; i++) x[i] = *(device const uint4*)(x_row[i] + depth);
     #pragma unroll
-    for (uint i = 0; i < tile_columns(ROWS) / 64; i++) {
+    for (uint i = 0; i < COLUMNS * 2 / THREADS; i++) {
       typename Matrix::Scales near = scales[i];
       w[i] = matrix.load(weight_row[i], depth / 32 + block, near);
       scales[i] = near;
@@ -63,26 +64,27 @@ struct TileOperands {
   }
   METAL_FUNC void place() const {
     #pragma unroll
-    for (uint i = 0; i < ROWS / 16; i++) *(threadgroup uint4*)(x_to + i * 16 * kOperandStride) = x[i];
+    for (uint i = 0; i < ROWS * 8 / THREADS; i++) *(threadgroup uint4*)(x_to + i * (THREADS / 8) * kOperandStride) = x[i];
     #pragma unroll
-    for (uint i = 0; i < tile_columns(ROWS) / 64; i++) matrix.expand(w[i], w_to + i * 64 * kOperandStride);
+    for (uint i = 0; i < COLUMNS * 2 / THREADS; i++) matrix.expand(w[i], w_to + i * (THREADS / 2) * kOperandStride);
   }
 };
 
-// One tile of Y by kTileThreads threads. Weight row i of the tile is matrix row first + (i < half ? 0 : second) + min(column + i % half, n - 1):
+// One tile of Y by the unit's threads. Weight row i of the tile is matrix row first + (i < half ? 0 : second) + min(column + i % half, n - 1):
 // columns past the end repeat the last and are not stored. Returns the results, ROWS rows of result_stride.
 template <typename Unit, uint ROWS, typename Matrix>
 METAL_FUNC threadgroup const float* compute_tile(thread const Matrix& matrix, uint first, uint second, uint half_tile, uint n, uint column, uint k,
                                                  thread const TileRows& rows, threadgroup float4* memory, uint thread_id, uint simdgroup) {
   threadgroup bfloat* x_tile = (threadgroup bfloat*)memory;
   threadgroup bfloat* w_tile = x_tile + ROWS * kOperandStride;
-  TileOperands<ROWS, Matrix> operands;
+  constexpr uint kThreads = Unit::threads();
+  TileOperands<kThreads, ROWS, Unit::columns(ROWS), Matrix> operands;
   operands.matrix = matrix;
   #pragma unroll
-  for (uint i = 0; i < ROWS / 16; i++) operands.x_row[i] = rows.row(thread_id / 8 + 16 * i) + thread_id % 8 * 8;
+  for (uint i = 0; i < ROWS * 8 / kThreads; i++) operands.x_row[i] = rows.row(thread_id / 8 + kThreads / 8 * i) + thread_id % 8 * 8;
   #pragma unroll
-  for (uint i = 0; i < tile_columns(ROWS) / 64; i++) {
-    const uint row = thread_id / 2 + 64 * i;
+  for (uint i = 0; i < Unit::columns(ROWS) * 2 / kThreads; i++) {
+    const uint row = thread_id / 2 + kThreads / 2 * i;
     operands.weight_row[i] = first + (row < half_tile ? 0 : second) + min(column + row % half_tile, n - 1);
   }
   operands.block = thread_id % 2;
@@ -115,9 +117,9 @@ METAL_FUNC void store_results(device Out* y_row, uint ldy, uint n, uint column, 
 template <typename Unit, uint ROWS, typename Matrix, typename Out>
 METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, thread const TileRows& rows,
                               device Out* y, uint ldy, threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kColumns = tile_columns(ROWS), kStride = result_stride(ROWS, kColumns);
+  constexpr uint kColumns = Unit::columns(ROWS), kStride = result_stride(ROWS, kColumns);
   threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, 0, kColumns, n, column, k, rows, memory, thread_id, simdgroup);
-  for (uint i = thread_id; i < ROWS * kColumns / kResults; i += kTileThreads) {
+  for (uint i = thread_id; i < ROWS * kColumns / kResults; i += Unit::threads()) {
     const uint row = i / (kColumns / kResults), at = i % (kColumns / kResults) * kResults;
     if (row >= rows.rows) return;
     float value[kResults];
@@ -131,9 +133,9 @@ METAL_FUNC void multiply_tile(thread const Matrix& matrix, uint first, uint n, u
 template <typename Unit, uint ROWS, typename Matrix, typename Out>
 METAL_FUNC void gated_tile(thread const Matrix& matrix, uint first, uint n, uint column, uint k, thread const TileRows& rows,
                            device Out* y, uint ldy, threadgroup float4* memory, uint thread_id, uint simdgroup) {
-  constexpr uint kHalf = tile_columns(ROWS) / 2, kStride = result_stride(ROWS, tile_columns(ROWS));
+  constexpr uint kHalf = Unit::columns(ROWS) / 2, kStride = result_stride(ROWS, 2 * kHalf);
   threadgroup const float* results = compute_tile<Unit, ROWS>(matrix, first, n, kHalf, n, column, k, rows, memory, thread_id, simdgroup);
-  for (uint i = thread_id; i < ROWS * kHalf / kResults; i += kTileThreads) {
+  for (uint i = thread_id; i < ROWS * kHalf / kResults; i += Unit::threads()) {
     const uint row = i / (kHalf / kResults), at = i % (kHalf / kResults) * kResults;
     if (row >= rows.rows) return;
     threadgroup const float* gate = results + row * kStride + at;

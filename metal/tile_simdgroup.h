@@ -3,6 +3,9 @@
 #include "tile.h"
 
 struct SimdgroupUnit {
+  static METAL_FUNC constexpr uint threads() { return kTileThreads; }
+  static METAL_FUNC constexpr uint columns(uint rows) { return tile_columns(rows); }
+
   // Each simdgroup computes all ROWS rows of 16 columns, so that each piece of W is loaded by one simdgroup only.
   // The caller puts a barrier behind it.
   template <uint ROWS, typename Operands>

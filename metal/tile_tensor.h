@@ -5,17 +5,23 @@
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 #include "tile.h"
 
-struct TensorUnit {
+// TileThreads: kTileThreads, or 32 for a processor that runs threads one after another: it starts and switches fewer of them, which read
+// more each. Its tiles stay 64 columns wide, since one thread holds all sums.
+template <uint TileThreads>
+struct TensorTile {
+  static METAL_FUNC constexpr uint threads() { return TileThreads; }
+  static METAL_FUNC constexpr uint columns(uint rows) { return TileThreads == 32 ? 64 : tile_columns(rows); }
+
   // The next step's operands are on their way from device memory while this step multiplies. The caller puts a barrier behind it.
   template <uint ROWS, typename Operands>
   static METAL_FUNC void product(thread Operands& operands, uint k, threadgroup bfloat* x, threadgroup bfloat* w, threadgroup float* results, uint) {
-    constexpr uint kColumns = tile_columns(ROWS);
+    constexpr uint kColumns = columns(ROWS);
     using Extents = dextents<int, 2>;
     using Strides = array<int, 2>;
     using Operand = tensor<threadgroup bfloat, Extents, tensor_inline>;
     constexpr auto descriptor = mpp::tensor_ops::matmul2d_descriptor(ROWS, kColumns, kTileDepth, false, true, false,
                                                                      mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate);
-    mpp::tensor_ops::matmul2d<descriptor, execution_simdgroups<kTileThreads / 32>> multiply;
+    mpp::tensor_ops::matmul2d<descriptor, execution_simdgroups<TileThreads / 32>> multiply;
     Operand left(x, Extents(kTileDepth, ROWS), Strides{1, int(kOperandStride)});       // innermost extent first
     Operand right(w, Extents(kTileDepth, kColumns), Strides{1, int(kOperandStride)});
     auto sum = multiply.template get_destination_cooperative_tensor<Operand, Operand, float>();
@@ -35,3 +41,5 @@ struct TensorUnit {
     sum.store(target);
   }
 };
+using TensorUnit = TensorTile<kTileThreads>;
+using SoloTensorUnit = TensorTile<32>;

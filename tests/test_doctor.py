@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lily import doctor, selftest
+from lily import doctor, policy, selftest
 from lily import gpu as gpu_module
 from lily.gpu import Gpu
 
@@ -80,12 +80,13 @@ def test_tensor_operations_that_disagree_are_off_and_a_problem(monkeypatch: pyte
     assert not Gpu().capabilities.tensor_ops
     report = doctor.run()
     assert report.path.startswith("simdgroup matrices (tensor operations disagree")
-    assert any("grouped_gemm_tensor_m16 by 2.0e-02, grouped_gemm_tensor_m32 by" in p for p in report.problems)
+    family = policy.tensor_family("grouped_gemm", policy.TUNING[Gpu().kind])
+    assert any(f"{family}_m16 by 2.0e-02, {family}_m32 by" in p for p in report.problems)
 
 
 def test_tensor_operations_that_do_not_compile_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     real = gpu_module.kernel_source
-    monkeypatch.setattr(gpu_module, "kernel_source", lambda family: "#include <nothing>\n" if family == "gemm_tensor" else real(family))
+    monkeypatch.setattr(gpu_module, "kernel_source", lambda family: "#include <nothing>\n" if family.startswith("gemm_") else real(family))
     gpu = Gpu()
     assert not gpu.capabilities.tensor_ops and gpu.tensor_problem.startswith("tensor operations failed: ")
 

@@ -96,6 +96,11 @@ def test_tensor_operations_need_the_switch_and_the_capability(enabled: bool, dev
     assert policy.matrix_family("gemm", enabled, device) == family
 
 
+def test_a_tuning_may_ask_for_tiles_of_one_simdgroup() -> None:
+    solo = policy.Capabilities(tuning=policy.Tuning(solo_tiles=True), tensor_ops=True)
+    assert policy.matrix_family("gemm", True, solo) == "gemm_solo_tensor" and policy.matrix_family("gemm", False, solo) == "gemm"
+
+
 @pytest.mark.parametrize("enabled,device,rows", [(True, WIDE, 64), (False, WIDE, 32), (True, M5, 32), (True, policy.Capabilities(tuning=WIDE.tuning), 32)])
 def test_large_tiles_come_from_the_tuning_of_devices_with_tensor_operations(enabled: bool, device: policy.Capabilities, rows: int) -> None:
     assert policy.largest_tile(enabled, device) == rows

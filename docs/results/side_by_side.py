@@ -3,8 +3,8 @@
     python docs/results/side_by_side.py --mlx-python PATH --model FOLDER --prompt 128 --tokens 64 --rounds 7 --json OUT
 
 Each engine runs in a process of its own interpreter (Lily in this one's) and is timed from inside: prefill = prompt to first
-token, decode = the tokens after it. MLX-LM runs its fastest direct path on a CPU, float32 activations. Prompts are random
-token ids; both engines get the same ones. The processes run one at a time.
+token, decode = the tokens after it. MLX-LM runs its fastest direct path on a CPU, float32 activations. Lily runs without its
+prefix cache. Prompts are random token ids, new ones each round; both engines get the same ones. One process works at a time.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 LILY = """
 import json, sys, time
 import lily
-model = lily.Model.load(sys.argv[1])
+from lily.sampling import SamplingParams
+model = lily.Model.load(sys.argv[1], cache_bytes=0)
 print("ready", lily.__version__, flush=True)
 for line in sys.stdin:
     ids, tokens = json.loads(line)
     stamps = [time.perf_counter()]
-    stream = model._session.generate(ids, __import__("lily.sampling").sampling.SamplingParams(), tokens, (), lily.ExecutionOptions())
-    for _ in stream:
+    for _ in model._session.generate(ids, SamplingParams(), tokens, (), lily.ExecutionOptions()):
         stamps.append(time.perf_counter())
     model._session.reset()
-    print(json.dumps([stamps[1] - stamps[0], stamps[-1] - stamps[1]]), flush=True)
+    print(json.dumps([len(ids) / (stamps[1] - stamps[0]), (len(stamps) - 2) / (stamps[-1] - stamps[1])]), flush=True)
 """
 
 MLX = """
@@ -47,7 +47,7 @@ for line in sys.stdin:
     stamps = [time.perf_counter()]
     for token, _ in generate_step(mx.array(ids), model, max_tokens=tokens):
         stamps.append(time.perf_counter())
-    print(json.dumps([stamps[1] - stamps[0], stamps[-1] - stamps[1]]), flush=True)
+    print(json.dumps([len(ids) / (stamps[1] - stamps[0]), (len(stamps) - 2) / (stamps[-1] - stamps[1])]), flush=True)
 """
 
 
@@ -64,7 +64,7 @@ class Worker:
         self.process.stdin.write(json.dumps([ids, tokens]) + "\n")
         self.process.stdin.flush()
         prefill, decode = json.loads(self.process.stdout.readline())
-        return len(ids) / prefill, (tokens - 1) / decode
+        return prefill, decode
 
 
 def summary(values: list[float]) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def main() -> None:
 
     rng = random.Random(0)
     workers = {"lily": Worker(sys.executable, LILY, args.model), "mlx_lm": Worker(args.mlx_python, MLX, args.model)}
+    load = [os.getloadavg()[0]]
     rates: dict[str, dict[str, list[float]]] = {name: {"prefill": [], "decode": []} for name in workers}
     for round_ in range(args.rounds + 1):
         ids = [rng.randrange(args.vocab) for _ in range(args.prompt)]
@@ -97,6 +98,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "command": " ".join(["side_by_side.py", f"--prompt {args.prompt} --tokens {args.tokens} --rounds {args.rounds}"]),
         "model": os.path.basename(args.model.rstrip("/")), "cpu": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version(),
+        "load_average": [*load, os.getloadavg()[0]],
         "versions": {name: worker.version for name, worker in workers.items()},
         "tokens_per_second": {name: {phase: summary(v) for phase, v in phases.items()} for name, phases in rates.items()},
     }

@@ -16,11 +16,13 @@ class Tuning:
     small_threads: threads of the GEMV family; max_groups: threadgroups over which rows are shared out (0 = by rows alone);
     decode_threads, split_threads: threads of decode attention; step_blocks: threadgroups a value head of gdn_step
     (0 = one per 32 columns); tile_rows: rows of the largest matrix tile on tensor operations (32 or 64);
-    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; prefetch_rows: it asks for the next rows
-    early (kPrefetchSwitch in team_gemv.h); team_groups: threadgroups over which its rows are shared at most (0 = by rows alone);
-    out_rows: rows a threadgroup of the output projections; gate_up_columns: columns of an expert a threadgroup;
-    head_lanes: lanes a head of attn_prepare (4 or 32); tile_keys: keys that a simdgroup of decode attention takes at a time (16, 32, 64); block_keys: keys of a
-    block of its general split (128: 80 threadgroups from 2,560 keys on at four packs of query heads)."""
+    solo_tiles: matrix tiles on tensor operations are one simdgroup's instead of four's;
+    lane_blocks: neighbouring blocks of 32 weights that a thread of a fused GEMV may take in a step; whole_rows: it takes whole rows where
+    its prologue is cheap (rows_gemv.h); prefetch_rows: it asks for the next rows early (kPrefetchSwitch in team_gemv.h); team_groups:
+    threadgroups over which its rows are shared at most (0 = by rows alone); out_rows: rows a threadgroup of the output projections;
+    gate_up_columns: columns of an expert a threadgroup; head_lanes: lanes a head of attn_prepare (4 or 32); tile_keys: keys that a
+    simdgroup of decode attention takes at a time (16, 32, 64); block_keys: keys of a block of its general split (128: 80 threadgroups
+    from 2,560 keys on at four packs of query heads)."""
 
     small_threads: int = 64
     max_groups: int = 0
@@ -30,7 +32,9 @@ class Tuning:
     step_blocks: int = 0
     combine_parts: int = 4
     tile_rows: int = 32
+    solo_tiles: bool = False
     lane_blocks: int = 1
+    whole_rows: bool = False
     prefetch_rows: bool = False
     team_groups: int = 0
     out_rows: int = 16
@@ -45,7 +49,7 @@ APPLE = Tuning()
 # (measured on two x86-64 cores: GEMV of 6144 x 256 four times as fast with 8 groups of 32 as with 192 of 64). Expanding weights
 # costs about what multiplying 32 rows by them does: 64-row tiles are 1.6 to 1.9 times as fast (256 x 512 x 2048).
 FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_threads=32, step_threads=32, step_blocks=1, combine_parts=1,
-                   tile_rows=64, lane_blocks=8)
+                   tile_rows=64, solo_tiles=True, lane_blocks=8, whole_rows=True)
 # Matrix units that outrun the operands' way to them: a 64 x 128 tile reads each operand half as often (H200, experts of the 35B at
 # 4,096 tokens: 0.86 ms for gate and up in 64-row tiles, 1.14 ms in 32-row tiles). More simdgroups than a decode step can fill, and memory
 # further away than their arithmetic takes: rows asked for early, small blocks of keys, a simdgroup a head (H200, 35B at 4,096 tokens, us a
@@ -119,7 +123,12 @@ def use_tensor_ops(enabled: bool, c: Capabilities) -> bool:
 
 def matrix_family(family: str, tensor_ops: bool, c: Capabilities) -> str:
     """P6: the family that holds a matrix kernel for the unit in use: `gemm` or `gemm_tensor`, and so on. Names of its kernels begin with it."""
-    return f"{family}_tensor" if use_tensor_ops(tensor_ops, c) else family
+    return tensor_family(family, c.tuning) if use_tensor_ops(tensor_ops, c) else family
+
+
+def tensor_family(family: str, tuning: Tuning) -> str:
+    """P6: the family of a matrix kernel on tensor operations, in tiles as the device's tuning wants them."""
+    return f"{family}_solo_tensor" if tuning.solo_tiles else f"{family}_tensor"
 
 
 def gemm_tile(rows: int, largest: int = 32) -> int:

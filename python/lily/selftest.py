@@ -13,7 +13,7 @@ from .checkpoint import bf16_to_f32
 from .errors import LilyError
 from .kernel_args import structs
 from .plans import geometry as geo
-from .policy import APPLE
+from .policy import APPLE, TUNING, tensor_family
 
 if TYPE_CHECKING:
     from .gpu import Gpu
@@ -85,7 +85,7 @@ def _product(gpu: Gpu, rng: np.random.Generator, family: str, tile: int) -> tupl
     x, y = _bf16(rng.normal(size=(rows, k))), _poison(rows, n)
     args: dict[str, float | int] = {"rows": rows, "n": n, "k": k, "ldx": k, "ldy": n}
     _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", {0: words, 1: scales, 2: biases, 3: x, 4: y}, "GemmArgs", args, 5,
-         (-(-n // geo.tile_columns(tile)), -(-rows // tile), 1), geo.GEMM_THREADS)
+         (-(-n // geo.tile_columns(tile, family)), -(-rows // tile), 1), geo.tile_threads(family))
     return bf16_to_f32(y), bf16_to_f32(x) @ dense.T
 
 
@@ -97,7 +97,7 @@ def _grouped_product(gpu: Gpu, rng: np.random.Generator, family: str, tile: int)
     blocks = np.array([[0, 0, tile, 0], [1, tile, 5, 0]], np.uint32)
     args: dict[str, float | int] = {"n": n, "k": k, "ldx": k, "ldy": n, "gather_slots": 0, "experts": 2}
     arrays = {0: words, 1: scales, 2: biases, 3: x, 4: y, 6: blocks, 7: np.arange(rows, dtype=np.uint32)}
-    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", arrays, "GroupedGemmArgs", args, 5, (-(-n // geo.tile_columns(tile)), 2, 1), geo.GEMM_THREADS)
+    _run(gpu, family, f"{family}_bf16_b4_g64_m{tile}", arrays, "GroupedGemmArgs", args, 5, (-(-n // geo.tile_columns(tile, family)), 2, 1), geo.tile_threads(family))
     return bf16_to_f32(y)
 
 
@@ -110,12 +110,13 @@ TENSOR_BOUND = 5e-3  # relative RMS between the two units: both round to bf16 at
 
 def tensor_problem(gpu: Gpu, seed: int = 0) -> str:
     """P6: runs every tile height on tensor operations and on simdgroup matrices. Empty when both agree, else what is wrong."""
+    dense, grouped = (tensor_family(family, TUNING.get(gpu.kind, APPLE)) for family in ("gemm", "grouped_gemm"))
     try:
-        new, old = (_product(gpu, np.random.default_rng(seed), family, tile)[0] for family, tile in (("gemm_tensor", 64), ("gemm", 32)))
-        found = {"gemm_tensor_m64": _relative(new, old)}
+        new, old = (_product(gpu, np.random.default_rng(seed), family, tile)[0] for family, tile in ((dense, 64), ("gemm", 32)))
+        found = {f"{dense}_m64": _relative(new, old)}
         for tile in (16, 32):
-            new, old = (_grouped_product(gpu, np.random.default_rng(seed), family, tile) for family in ("grouped_gemm_tensor", "grouped_gemm"))
-            found[f"grouped_gemm_tensor_m{tile}"] = _relative(new, old)
+            new, old = (_grouped_product(gpu, np.random.default_rng(seed), family, tile) for family in (grouped, "grouped_gemm"))
+            found[f"{grouped}_m{tile}"] = _relative(new, old)
     except LilyError as caught:
         return f"tensor operations failed: {caught}"
     wrong = [f"{name} by {error:.1e}" for name, error in found.items() if not error <= TENSOR_BOUND]

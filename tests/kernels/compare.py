@@ -45,5 +45,5 @@ def check(
 
 def team_switches(blocks: int = 1, prefetch: bool = False) -> dict[int, tuple[str, bool | int]] | None:
     """Function constants of metal/team_gemv.h: kLaneBlocksSwitch and kPrefetchSwitch where they are not the default."""
-    out: dict[int, tuple[str, bool | int]] = {2: ("uint", blocks)} if blocks > 1 else {}
+    out: dict[int, tuple[str, bool | int]] = {2: ("uint", blocks)} if blocks != 1 else {}
     return (out | ({3: ("bool", True)} if prefetch else {})) or None

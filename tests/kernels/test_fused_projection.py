@@ -140,3 +140,10 @@ def test_output_projections_with_prefetched_rows():
     gated_norm_case(67, 32, 128, 4, 64, 3, 128, prefetch=True)
     gated_norm_case(9, 5, 64, 8, 32, 2, 32, prefetch=True)
     gate_case(67, 16, 256, 4, 64, 3, 128, prefetch=True)
+
+
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("bits,group", [*FORMATS, (16, 0)])
+@pytest.mark.parametrize("n,k,grid", [(67, 256, 1), (5, 1024, 2), (1, 128, 1), (130, 4608, 3), (2048, 128, 16)])
+def test_norm_with_whole_rows_a_thread(n, k, grid, bits, group, out):
+    norm_case(n, k, bits, group, out, grid, 32, blocks=0)

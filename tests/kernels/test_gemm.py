@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lily.plans.geometry import tile_columns
+from lily.plans.geometry import tile_columns, tile_threads
 from tests.kernels.comparing import assert_close
 from tests.kernels.harness import bf16, poison, run
 from tests.reference import linear, quant
@@ -11,7 +11,7 @@ from tests.reference import linear, quant
 PAD = 8
 
 
-TILES = {"gemm": [32], "gemm_tensor": [32, 64]}  # P6 and its control: family, rows of its tiles
+TILES = {"gemm": [32], "gemm_tensor": [32, 64], "gemm_solo_tensor": [32, 64]}  # P6 and its control: family, rows of its tiles
 UNITS = [(family, tile) for family, tiles in TILES.items() for tile in tiles]
 
 
@@ -29,7 +29,7 @@ def run_gemm(unit, bits, group, out, rows, n, k, seed=0):
     y = poison((rows, n + PAD), np.float32 if out == "f32" else np.uint16)
     before = y.copy()
     args = {"rows": rows, "n": n, "k": k, "ldx": k + PAD, "ldy": n + PAD}
-    run(family, name, {**buffers, 3: x, 4: y}, ("GemmArgs", args), 5, (-(-n // tile_columns(tile)), -(-rows // tile), 1), (128, 1, 1))
+    run(family, name, {**buffers, 3: x, 4: y}, ("GemmArgs", args), 5, (-(-n // tile_columns(tile, family)), -(-rows // tile), 1), (tile_threads(family), 1, 1))
     assert np.array_equal(y[:, n:].view(np.uint8), before[:, n:].view(np.uint8))
     assert_close(np.ascontiguousarray(y[:, :n]), linear.gemm(weights, np.ascontiguousarray(x[:, :k])))
 

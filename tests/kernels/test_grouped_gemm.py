@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from lily.plans.geometry import tile_columns
+from lily.plans.geometry import tile_columns, tile_threads
 from tests.kernels.comparing import assert_close
 from tests.kernels.harness import bf16, device, poison, run
 from tests.reference import linear, moe, quant
 
 
-UNITS = [("grouped_gemm", 32), ("grouped_gemm", 16), ("grouped_gemm_tensor", 64), ("grouped_gemm_tensor", 32), ("grouped_gemm_tensor", 16)]  # P6 and its control
+# P6 and its control, family and rows of a tile
+UNITS = [("grouped_gemm", 32), ("grouped_gemm", 16), *((family, rows) for family in ("grouped_gemm_tensor", "grouped_gemm_solo_tensor") for rows in (64, 32, 16))]
 
 
 def routing(rng, kind, rows, slots, experts):
@@ -48,7 +49,7 @@ def test_grouped_gemm(unit, gather, bits, group, kind, rows, slots, experts, n, 
     y = poison((total + 3, n + 8), np.uint16)      # rows and columns of padding that must stay as they are
     args = {"n": n, "k": k, "ldx": k, "ldy": n + 8, "gather_slots": slots if gather else 0, "experts": experts}
     run(family, f"{family}_bf16_b{bits}_g{group}_m{tile}", {0: w, 1: s, 2: b, 3: x, 4: y, 6: block_map, 7: sorted_rows},
-        ("GroupedGemmArgs", args), 5, (-(-n // tile_columns(tile)), max_blocks, 1), (128, 1, 1))
+        ("GroupedGemmArgs", args), 5, (-(-n // tile_columns(tile, family)), max_blocks, 1), (tile_threads(family), 1, 1))
     assert (y[total:] == 0xFFFF).all() and (y[:, n:] == 0xFFFF).all()
     weights = np.zeros((experts, n, k), np.float32)
     used = np.unique(ids)
@@ -84,11 +85,11 @@ class Case:
     def launch(self, unit, kernel, y, n, block_map, sorted_rows, weights=None):
         """y [total, ldy]: columns 0 .. n of the rows that block_map names."""
         family, tile = unit
-        columns = tile_columns(tile) // (2 if "silu" in kernel else 1)
+        columns = tile_columns(tile, family) // (2 if "silu" in kernel else 1)
         parts = {0: weights} if weights is not None else dict(enumerate(self.packed))
         args = {"n": n, "k": self.k, "ldx": self.k, "ldy": y.shape[1], "gather_slots": self.slots, "experts": self.experts}
         buffers = parts | {3: self.x, 4: y, 6: block_map, 7: sorted_rows}
-        run(family, f"{family}_{kernel}_m{tile}", buffers, ("GroupedGemmArgs", args), 5, (-(-n // columns), len(block_map), 1), (128, 1, 1))
+        run(family, f"{family}_{kernel}_m{tile}", buffers, ("GroupedGemmArgs", args), 5, (-(-n // columns), len(block_map), 1), (tile_threads(family), 1, 1))
 
     def plan(self, tile):
         return moe.route_plan(self.ids, self.experts, tile, -(-self.total // tile) + min(self.experts, self.total))
@@ -134,7 +135,7 @@ def test_expanded_weights_give_the_same_bytes(unit):
         np.testing.assert_array_equal(control, tiled)
 
 
-@pytest.mark.parametrize("family, tile", [("grouped_gemm", 32), ("grouped_gemm_tensor", 32), ("grouped_gemm_tensor", 64)])
+@pytest.mark.parametrize("family, tile", [("grouped_gemm", 32), ("grouped_gemm_tensor", 32), ("grouped_gemm_tensor", 64), ("grouped_gemm_solo_tensor", 64)])
 @pytest.mark.parametrize("rows, slots, experts", [(1, 4, 9), (50, 4, 9), (100, 2, 3)])
 def test_two_lists_of_tiles_write_all_rows(family, tile, rows, slots, experts):
     """P3: large tiles and the tail list's small ones, each list its own launch, together are one grouped GEMM."""
@@ -184,7 +185,7 @@ def test_tensor_operations_agree_with_simdgroup_matrices(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family, tile", [("grouped_gemm", 32), ("grouped_gemm_tensor", 32)])
+@pytest.mark.parametrize("family, tile", [("grouped_gemm", 32), ("grouped_gemm_tensor", 32), ("grouped_gemm_solo_tensor", 32)])
 @pytest.mark.parametrize("kind", ["uneven", "one"])
 @pytest.mark.parametrize("rows", [1, 7, 64, 512, 2048, 4096, 4097, 4098, 5001])
 def test_all_experts_of_the_35b(family, tile, rows, kind):
@@ -197,7 +198,7 @@ def test_all_experts_of_the_35b(family, tile, rows, kind):
     x, y = bf16(rng.normal(0, 1, (rows, k))), poison((total, width), np.uint16)
     args = {"n": width, "k": k, "ldx": k, "ldy": width, "gather_slots": slots, "experts": experts}
     run(family, f"{family}_silu_bf16_b4_g64_m{tile}", {**dict(enumerate(packed)), 3: x, 4: y, 6: block_map, 7: sorted_rows},
-        ("GroupedGemmArgs", args), 5, (width // 32, len(block_map), 1), (128, 1, 1))
+        ("GroupedGemmArgs", args), 5, (width // 32, len(block_map), 1), (tile_threads(family), 1, 1))
     assert not (y == 0xFFFF).any()
     for row in rng.choice(total, min(total, 24), replace=False):
         expert = int(np.searchsorted(offsets, row, side="right")) - 1

@@ -139,3 +139,13 @@ def test_both_launches_with_prefetched_rows():
     gate_up(gate_up_case(TINY, matrices=TINY["experts"]), 4, 64, 2, 32, prefetch=True)
     down(67, 512, 9, 12, 4, 64, 3, 160, prefetch=True)
     down(67, 64, 9, 33, 4, 64, 2, 32, foreign=True, prefetch=True)
+
+
+@pytest.mark.parametrize("grid,threads", [(1, 32), (2, 32), (3, 64)])
+def test_both_launches_with_whole_rows_a_thread(grid, threads):
+    for normed in (0, 1):
+        gate_up(gate_up_case(REAL, normed=normed), 4, 64, grid, threads, blocks=0)
+        gate_up(gate_up_case(TINY, 8, 32, normed=normed, topk=0), 8, 32, grid, threads, blocks=0)
+    down(2048, 512, 9, 16, 4, 64, grid, threads, blocks=0)
+    down(67, 64, 9, 33, 8, 32, grid, threads, blocks=0)
+    down(256, 64, 9, 32, 4, 64, grid, threads, foreign=True, blocks=0)

@@ -15,10 +15,10 @@ def norm_linear(b: Builder, op: Op) -> None:
     target, _, kind = output_columns(b, op, g)
     threads = geo.team_threads(g.k, geo.NORM_GEMV_THREADS, tuning)
     rows = geo.ROUTER_ROWS if op.writes[0] in ("router_logits", "shared_logit") else geo.TEAM_ROWS
+    groups, constants = geo.row_job(g.n, 1, g.k, geo.team_groups(g.n, rows, tuning), tuning)
     b.emit(op.id, "fused_projection", f"gemv_norm_{kind}_{g.suffix}",
            [*weight_bindings(b, g), b.bind(3, "h"), b.bind(4, target, "w", g.n * (4 if kind == "f32" else 2)), b.bind(6, op.norm)], 5,
-           "GemvNormArgs", {"n": g.n, "k": g.k, "eps": b.config.rms_norm_eps}, (geo.team_groups(g.n, rows, tuning), 1, 1), threads,
-           g.n * g.k, geo.team_constants(g.k, tuning))
+           "GemvNormArgs", {"n": g.n, "k": g.k, "eps": b.config.rms_norm_eps}, (groups, 1, 1), threads, g.n * g.k, constants)
 
 
 def gdn_step(b: Builder, op: Op) -> None:
@@ -79,6 +79,7 @@ def moe_gate_up(b: Builder, op: Op) -> None:
     per_slot = geo.team_groups(c.expert_width, tuning.gate_up_columns, tuning)
     if tuning.max_groups:
         per_slot = max(1, -(-tuning.max_groups // ctx.slots))
+    per_slot, constants = geo.row_job(c.expert_width, 2, g.k, per_slot, tuning)
     norm = op.norm or f"p:layers.{op.layer}.post_norm"
     mode = "w" if routed else "r"
     b.emit(op.id, "moe_decode", f"moe_gate_up_{g.suffix}",
@@ -86,8 +87,7 @@ def moe_gate_up(b: Builder, op: Op) -> None:
             b.bind(7, "router_logits"), b.bind(8, "expert_ids", mode), b.bind(9, "expert_weights", mode)], 5, "MoeGateUpArgs",
            {"slots": ctx.slots, "top_k": c.top_k, "experts": c.num_experts, "width": c.expert_width, "k": g.k, "matrices": g.experts,
             "eps": c.rms_norm_eps, "normed": int(op.norm is not None), "topk": int(routed), "normalise": int(c.norm_topk_prob)},
-           (per_slot, ctx.slots, 1), geo.team_threads(g.k, geo.GATE_UP_THREADS, tuning), ctx.slots * g.n * g.k,
-           geo.team_constants(g.k, tuning))
+           (per_slot, ctx.slots, 1), geo.team_threads(g.k, geo.GATE_UP_THREADS, tuning), ctx.slots * g.n * g.k, constants)
 
 
 def moe_down_add(b: Builder, op: Op) -> None:
@@ -95,11 +95,11 @@ def moe_down_add(b: Builder, op: Op) -> None:
     assert op.weight is not None
     c, ctx, tuning = b.config, b.ctx, b.ctx.capabilities.tuning
     g = ctx.groups[op.weight]
+    groups, constants = geo.row_job(c.hidden_size, 1, ctx.slots * g.k, geo.team_groups(c.hidden_size, tuning.out_rows, tuning), tuning)
     b.emit(op.id, "moe_decode", f"moe_down_add_{g.suffix}",
            [*weight_bindings(b, g, min(1.0, ctx.slots / g.experts)), b.bind(3, "act"), b.bind(4, "h", "rw"), b.bind(6, "expert_ids"),
             b.bind(7, "expert_weights")], 5, "MoeDownArgs", {"slots": ctx.slots, "n": c.hidden_size, "k": g.k, "matrices": g.experts},
-           (geo.team_groups(c.hidden_size, tuning.out_rows, tuning), 1, 1), geo.team_threads(ctx.slots * g.k, geo.DOWN_THREADS, tuning),
-           ctx.slots * g.n * g.k, geo.team_constants(ctx.slots * g.k, tuning))
+           (groups, 1, 1), geo.team_threads(ctx.slots * g.k, geo.DOWN_THREADS, tuning), ctx.slots * g.n * g.k, constants)
 
 
 # D4.3's control: the four kernels that attn_prepare replaces.

@@ -53,16 +53,32 @@ def team_groups(outputs: int, per_group: int, tuning: Tuning) -> int:
     return min(groups, most) if most else groups
 
 
+# rows_gemv.h: kMostRowBlocks; rows that a thread takes at least, so that its inputs are worth their price.
+_MOST_ROW_BLOCKS, _ROWS_A_THREAD = 144, 8
+
+
+def row_job(outputs: int, rows_per_output: int, k: int, groups: int, tuning: Tuning) -> tuple[int, tuple[tuple[int, str, bool | int], ...]]:
+    """(threadgroups of 32 threads, constants) of a job of team_gemv.h whose inputs cost little: whole rows a thread where the tuning
+    wants them, over at most `groups` threadgroups, else `groups` and `team_constants`."""
+    if not tuning.whole_rows or k > 32 * _MOST_ROW_BLOCKS:
+        return groups, team_constants(k, tuning)
+    return min(groups, _ceil(outputs * rows_per_output, 32 * _ROWS_A_THREAD)), ((2, "uint", 0),)
+
+
 # fused_projection.metal, moe_decode.metal: most threads, outputs a group when a GPU is to be filled.
 NORM_GEMV_THREADS, OUT_THREADS, GATE_UP_THREADS, DOWN_THREADS = 64, 128, 64, 160
 TEAM_ROWS, ROUTER_ROWS = 16, 4
 
-# tile.h: kTileThreads, tile_columns.
-GEMM_THREADS = 128
+# tile.h: kTileThreads, tile_columns; tile_tensor.h: TensorTile of 32 threads.
+GEMM_THREADS, SOLO_THREADS = 128, 32
 
 
-def tile_columns(rows: int) -> int:
-    return 128 if rows > 32 else 64
+def tile_threads(family: str) -> int:
+    return SOLO_THREADS if "_solo_" in family else GEMM_THREADS
+
+
+def tile_columns(rows: int, family: str = "") -> int:
+    return 128 if rows > 32 and tile_threads(family) == GEMM_THREADS else 64
 
 
 # routing.metal

@@ -55,7 +55,7 @@ def linear(b: Builder, op: Op) -> None:
             bindings[:3] = [b.bind(0, "expanded", "r", 2 * g.n * g.k)]
         family, tile = matrix_family(b, "gemm"), policy.gemm_tile(rows, b.ctx.largest_tile)
         b.emit(op.id, family, f"{family}_{kind}_{matrix_suffix(b, g)}_m{tile}", bindings, 5, "GemmArgs", args,
-               (-(-g.n // geo.tile_columns(tile)), -(-rows // tile), 1), geo.GEMM_THREADS, macs)
+               (-(-g.n // geo.tile_columns(tile, family)), -(-rows // tile), 1), geo.tile_threads(family), macs)
 
 
 def matrix_family(b: Builder, family: str) -> str:
@@ -148,7 +148,7 @@ def grouped_gemm(b: Builder, op: Op, g: Group, source: str, target: str, kernel:
         b.emit(op.id + suffix, family, f"{family}_{kernel}_{matrix_suffix(b, g)}_m{tile}",
                [*(weights if not suffix else [replace(w, touched=0) for w in weights]), b.bind(3, source), write, b.bind(6, name),
                 b.bind(7, "sorted_rows")], 5, "GroupedGemmArgs", args,
-               (-(-n * rows_per_output // geo.tile_columns(tile)), blocks, 1), geo.GEMM_THREADS, ctx.total * g.n * g.k if not suffix else 0)
+               (-(-n * rows_per_output // geo.tile_columns(tile, family)), blocks, 1), geo.tile_threads(family), ctx.total * g.n * g.k if not suffix else 0)
 
 
 def silu_mul(b: Builder, op: Op) -> None:
