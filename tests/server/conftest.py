@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,13 @@ def url(served: tuple[FakeModel, str], fake: FakeModel) -> str:
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tiny(model: Any) -> Iterator[str]:
+    """A server around the embedded model."""
+    with live(model) as address:
+        yield address
 
 
 @pytest.fixture

@@ -7,22 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.server.fake_model import live
-
 openai = pytest.importorskip("openai")
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def tiny(model) -> Iterator[str]:
-    with live(model) as address:
-        yield address
 
 
 @pytest.fixture
@@ -110,6 +101,8 @@ def test_case_46_json_schema_through_the_clients(client, tiny):
     message = client.chat.completions.create(**ask, response_format=form, extra_body={"thinking_budget": 6}).choices[0].message
     jsonschema.validate(json.loads(message.content), CITY)
     assert message.reasoning_content
+    cut = client.chat.completions.create(**{**ask, "max_tokens": 4}, response_format=form, extra_body={"enable_thinking": False}).choices[0]
+    assert cut.finish_reason == "length" and cut.message.content.startswith("{")
     with client.chat.completions.stream(**ask, response_format=form, extra_body={"thinking_budget": 6}) as stream:
         assert stream.get_final_completion().choices[0].message.content == message.content
     with pytest.raises(openai.BadRequestError, match="not supported"):
@@ -120,7 +113,7 @@ def test_case_46_json_schema_through_the_clients(client, tiny):
         jsonschema.validate(json.loads(answer.content[0].text), CITY)
 
 
-def test_penalties_and_bias_reach_the_model(client):
+def test_case_48_penalties_count_generated_tokens_and_bias_reaches_the_model(client):
     ask = {"model": "lily-tiny", "messages": FRANCE, "temperature": 0, "max_tokens": 4, "logit_bias": {"77": 100}, "logprobs": True, "extra_body": {"enable_thinking": False}}
 
     def tokens(**more):
