@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
+from ..errors import LilyError
 from ..reply import Piece
 from .errors import ApiError
 
@@ -233,5 +234,7 @@ def _close(pieces: Iterator[Piece]) -> None:
     if close is not None:
         try:
             close()
+        except LilyError as error:  # the device failed what a cancelled generation still had in flight
+            log.error("a request failed at its end: %s", error)
         except Exception:
             log.exception("a generation did not close cleanly")
