@@ -1,14 +1,19 @@
 """The queue: order, bound, disconnects, faults, the end (cases 37 and 41 to 43)."""
 
 import asyncio
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from lily.errors import DeviceError
+from lily.server import sse
+from lily.server import worker as worker_module
 from lily.server.errors import ApiError
 from lily.server.worker import Worker
 from tests.server.fake_model import FakeModel, live, wait_until
@@ -126,6 +131,41 @@ def test_a_full_queue_is_429_with_retry_after():
         assert http.post(CHAT, json=body()).status_code == 200
 
 
+def test_a_client_that_is_refused_comes_again_when_it_was_told(monkeypatch):
+    """The official clients obey Retry-After."""
+    monkeypatch.setattr(worker_module, "_FIRST_GUESS_SECONDS", 0.5)
+    fake, gate = FakeModel(), threading.Event()
+    fake.script = lambda call: (gate.wait(10) and "ok" for _ in range(1))
+    with live(fake, queue_size=0) as url, ThreadPoolExecutor(2) as pool:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as strict, openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=5) as patient:
+            running = pool.submit(strict.chat.completions.create, model="lily-tiny", messages=body()["messages"])
+            wait_until(lambda: fake.running == 1)
+            with pytest.raises(openai.RateLimitError) as caught:
+                strict.chat.completions.create(model="lily-tiny", messages=body()["messages"])
+            assert caught.value.code == "queue_full" and caught.value.response.headers["retry-after"] == "1"
+            with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as other, pytest.raises(anthropic.RateLimitError):
+                other.messages.create(model="lily-tiny", max_tokens=5, messages=body()["messages"])
+            again = pool.submit(patient.chat.completions.create, model="lily-tiny", messages=body()["messages"])
+            time.sleep(0.2)
+            gate.set()
+            assert running.result().choices[0].message.content == again.result().choices[0].message.content == "ok"
+
+
+def test_comments_keep_a_waiting_connection_alive(http, url, fake, monkeypatch):
+    """While others run, and inside a long prefill chunk; the official clients read over them."""
+    monkeypatch.setattr(sse, "_PING_SECONDS", 0.05)
+    fake.chunks, fake.chunk_seconds = 2, 0.3
+    with http.stream("POST", CHAT, json=body(stream=True)) as response:
+        lines = [line for line in response.iter_lines() if line]
+    first = next(number for number, line in enumerate(lines) if line.startswith(": prefill"))
+    assert sum(line.startswith(": ping") for line in lines[:first]) >= 2
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        chunks = client.chat.completions.create(model="lily-tiny", messages=body()["messages"], stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world."
+    with anthropic.Anthropic(base_url=url, api_key="x") as client, client.messages.stream(model="lily-tiny", max_tokens=5, messages=body()["messages"]) as stream:
+        assert "".join(stream.text_stream) == "Hello, world."
+
+
 def test_prefill_progress_comes_as_comments(http, fake):
     fake.chunks = 4
     with http.stream("POST", CHAT, json=body(stream=True)) as response:
@@ -196,6 +236,29 @@ def test_shutdown_lets_a_running_answer_finish_and_then_refuses():
     with pytest.raises(httpx.ConnectError):
         httpx.get(url + "/health")
     assert workers() == before
+
+
+def test_shutdown_ends_what_does_not_finish_with_an_error_of_each_protocol():
+    """Streams, whole answers and those in the queue; in bounded time."""
+    fake, begun = FakeModel(), 0.0
+    fake.script, fake.step_seconds = endless, 0.02
+    asked = [(CHAT, {"stream": True}), (CHAT, {}), ("/v1/messages", {"stream": True, "max_tokens": 5}), ("/v1/messages", {"max_tokens": 5}),
+             ("/v1/completions", {"prompt": "x", "stream": True})]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        with live(fake, grace=0.3) as url:
+            pending = []
+            for number, (path, more) in enumerate(asked):  # the first one runs, the others wait
+                pending.append(pool.submit(httpx.post, url + path, json=body(**more), timeout=20))
+                wait_until(lambda count=number: fake.running == 1 and httpx.get(url + "/health").json()["waiting"] == count)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 4
+        for (path, more), future in zip(asked, pending, strict=True):
+            reply = future.result(1)
+            assert reply.status_code == (200 if "stream" in more else 503), reply.text
+            last = json.loads([line for line in reply.text.splitlines() if line][-1].removeprefix("data: "))
+            assert last["error"]["message"] == "the server is shutting down"
+            assert last["error"]["type"] == ("overloaded_error" if path == "/v1/messages" else "server_error") and "[DONE]" not in reply.text
+    assert fake.running == 0
 
 
 def test_shutdown_cancels_what_does_not_end():
