@@ -98,7 +98,8 @@ def test_piped_messages_are_answered_in_turn(straw: Straw) -> None:
 
 def test_commands(straw: Straw, tmp_path: Path) -> None:
     path = tmp_path / "talk of today"
-    code, out, err = piped("one", f"/save {path}", "/reset", "two", f"/load {path}", "/think on", "three", "/think off", "four", "//etc", "/help", arguments=("--system", "s"))
+    code, out, err = piped("one", f"/save {path}", "/reset", "two", f"/load {path}", "/think on", "three", "/think off", "four", "//etc", "/help",
+                           arguments=("--system", "s"))
     assert code == 0 and out == "Paris\n" * 5
     assert straw.saved == [path] and f"[saved to {path}]" in err and "2 turns" not in err and "1 turn, 3 tokens" in err
     said = [turn[-1]["content"] for turn, _ in straw.turns]
@@ -109,8 +110,8 @@ def test_commands(straw: Straw, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line, says", [
-    ("/nonsense", "no command /nonsense; /help"), ("/save", "/save: needs the path"), ("/load", "/load: needs the path"), ("/load /no/such/file", "/no/such/file: no such file"),
-    ("/think", "say on or off"), ("/think maybe", "say on or off"), ("/", "no command /"), ("/save ~no_such_user_here/x", "no_such_user_here"),
+    ("/nonsense", "no command /nonsense; /help"), ("/save", "/save: needs the path"), ("/load", "/load: needs the path"),
+    ("/load /no/such/file", "/no/such/file: no such file"), ("/think", "say on or off"), ("/think maybe", "say on or off"), ("/", "no command /"), ("/save ~no_such_user_here/x", "no_such_user_here"),
 ])
 def test_a_wrong_command_costs_nothing(straw: Straw, line: str, says: str) -> None:
     code, out, err = piped("one", line, "two")
