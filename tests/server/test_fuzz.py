@@ -15,8 +15,6 @@ from lily.reply import Piece
 from tests.fuzzing import attempts, good_messages, good_tools, json_values, mutated, runs, texts
 from tests.server.fake_model import live
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages"]
-
 
 class Brief:
     """A model whose answers have two tokens at most; every check of the request is the model's own."""
@@ -38,14 +36,14 @@ def http(model: Any) -> Iterator[httpx.Client]:
 
 schemas = st.dictionaries(st.sampled_from(["type", "properties", "items", "enum", "required"]), json_values, max_size=3)
 fields = {
-    "model": st.just("lily-tiny"), "max_tokens": st.integers(0, 3), "max_completion_tokens": st.integers(1, 3), "temperature": st.floats(-1, 3), "top_p": st.floats(0, 1),
-    "top_k": st.integers(-1, 10), "min_p": st.floats(0, 1), "seed": st.integers(-(2**70), 2**70), "stop": st.lists(texts, max_size=3) | texts, "stream": st.booleans(),
+    "model": st.just("lily-tiny"), "max_tokens": st.integers(0, 3), "max_completion_tokens": st.integers(1, 3), "temperature": st.floats(0, 3) | st.floats(), "top_p": st.floats(0.01, 1) | st.floats(),
+    "top_k": st.integers(0, 10) | st.integers(), "min_p": st.floats(0, 1), "seed": st.integers(-(2**70), 2**70), "stop": st.lists(texts, max_size=3) | texts, "stream": st.booleans(),
     "logprobs": st.booleans() | st.integers(-1, 30), "top_logprobs": st.integers(-1, 30), "logit_bias": st.dictionaries(st.sampled_from(["5", "-1", "99999", "x"]), st.floats(-200, 200)),
-    "presence_penalty": st.floats(-3, 3), "repetition_penalty": st.floats(0, 3), "thinking_budget": st.integers(-1, 3), "enable_thinking": st.booleans(),
+    "presence_penalty": st.floats(-3, 3), "repetition_penalty": st.floats(0.01, 3) | st.floats(), "thinking_budget": st.integers(-1, 3), "enable_thinking": st.booleans(),
     "stream_options": st.just({"include_usage": True}), "tool_choice": st.sampled_from(["auto", "required", "none", {"type": "function", "function": {"name": "f"}}, {"type": "any"}]),
     "response_format": st.just({"type": "json_object"}) | schemas.map(lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}}),
     "system": texts | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=2), "thinking": st.just({"type": "enabled", "budget_tokens": 2}),
-    "stop_sequences": st.lists(texts, max_size=2), "n": st.integers(0, 2), "unknown": json_values,
+    "stop_sequences": st.lists(texts, max_size=2), "n": st.sampled_from([1, 1, 1, 2]), "unknown": json_values,
 }
 blocks = st.one_of(
     st.fixed_dictionaries({"type": st.just("text"), "text": texts}), st.fixed_dictionaries({"type": st.just("thinking"), "thinking": texts, "signature": texts}),
@@ -53,16 +51,31 @@ blocks = st.one_of(
     st.fixed_dictionaries({"type": st.just("tool_result"), "tool_use_id": texts, "content": texts}),
 )
 anthropic_messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": texts | st.lists(blocks, max_size=3)}), min_size=1, max_size=4)
-bodies = st.fixed_dictionaries({}, optional=fields).flatmap(lambda more: st.fixed_dictionaries({
-    "messages": good_messages | anthropic_messages | st.just([{"role": "user", "content": "Hi"}]), "prompt": texts | st.lists(st.integers(-1, 7000), max_size=4),
-    "tools": good_tools | st.just([{"name": "f", "input_schema": {"type": "object"}}]), "max_tokens": st.integers(1, 3)}).map(lambda good: {**good, **more}))
+endpoints = {
+    "/v1/chat/completions": {"messages": good_messages | st.just([{"role": "user", "content": "Hi"}]), "tools": good_tools},
+    "/v1/completions": {"prompt": st.just("Hi") | texts | st.lists(st.integers(-1, 7000), max_size=4)},
+    "/v1/messages": {"messages": anthropic_messages | st.just([{"role": "user", "content": "Hi"}]), "max_tokens": st.integers(1, 3),
+                     "tools": st.just([]) | st.just([{"name": "f", "input_schema": {"type": "object"}}])},
+}
+
+
+@st.composite
+def requests(draw: Any) -> tuple[str, Any]:
+    """An endpoint, and a body for it with a few of the fields, whole or with changed places."""
+    path = draw(st.sampled_from(sorted(endpoints)))
+    body = {name: draw(value) for name, value in endpoints[path].items()}
+    body.update({name: draw(fields[name]) for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=4, unique=True))})
+    if "stream_options" in body and draw(st.integers(0, 7)):
+        body["stream"] = True
+    return path, draw(mutated(st.just(body)))
 
 
 @runs(120)
 def test_any_request_body(http: httpx.Client, run: settings) -> None:
     seen: set[int] = set()
 
-    def body(path: str, content: Any, cut: int, tail: bytes) -> None:
+    def body(request: tuple[str, Any], cut: int, tail: bytes) -> None:
+        path, content = request
         raw = json.dumps(content).encode("utf-8", "surrogatepass")
         response = http.post(path, content=raw[: len(raw) - cut] + tail)
         assert response.status_code in (200, 400, 404), (response.status_code, response.text)
@@ -77,5 +90,5 @@ def test_any_request_body(http: httpx.Client, run: settings) -> None:
         else:
             response.json()
 
-    attempts(run, st.sampled_from(PATHS), mutated(bodies), st.sampled_from([0] * 8 + [1, 9]), st.sampled_from([b""] * 8 + [b"\xff", b"{}", b" "]), body=body)
+    attempts(run, requests(), st.sampled_from([0] * 8 + [1, 9]), st.sampled_from([b""] * 8 + [b"\xff", b"{}", b" "]), body=body)
     assert {200, 400} <= seen and http.get("/health").json()["status"] == "ok"
