@@ -118,6 +118,22 @@ def test_case_17_calls_without_content(content, arguments):
     assert CALL_TEXT in CHAT.render([*USER, message, {"role": "tool", "content": "2", "tool_call_id": "1"}])
 
 
+@pytest.mark.parametrize("result", [
+    {"role": "tool", "tool_call_id": "1", "content": "2"}, {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "2"}]},
+    {"role": "tool", "name": "f", "content": "2"}, {"role": "function", "name": "f", "content": "2"},
+])
+@pytest.mark.parametrize("call", [
+    {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]}, {"tool_calls": [{"name": "f", "arguments": {"a": 1}}]},
+    {"content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+])
+def test_case_17_calls_and_results_in_every_form_of_openais_give_one_prompt(call, result):
+    text = CHAT.render([*USER, {"role": "assistant", **call}, result])
+    assert text.count(CALL_TEXT) == 1 and text.count("<tool_response>\n2\n</tool_response>") == 1
+    for wrong in ({"name": "f", "arguments": "{"}, {}, "f", [1]):
+        with pytest.raises(RequestError, match="function_call"):
+            CHAT.encode([*USER, {"role": "assistant", "content": "", "function_call": wrong}])
+
+
 @pytest.mark.parametrize("arguments", ["", None, "{}", {}])
 def test_calls_without_arguments(arguments):
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
