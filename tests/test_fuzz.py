@@ -137,7 +137,7 @@ def saved(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[st
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
-@runs(60)
+@runs(40)
 def test_any_session_file(run: settings, model: Any, saved: tuple[dict[str, Any], bytes], tmp_path: Path) -> None:
     """Changed headers whose checksum is right: what is restored can go on, all else is refused by name."""
     good, data = saved

@@ -70,7 +70,7 @@ def requests(draw: Any) -> tuple[str, Any]:
     return path, draw(mutated(st.just(body)))
 
 
-@runs(80)
+@runs(60)
 def test_any_request_body(http: httpx.Client, run: settings) -> None:
     seen: set[int] = set()
 
