@@ -155,7 +155,7 @@ def test_every_format(tmp_path, bits, size):
         np.testing.assert_array_equal(rows, stored_rows(tensors, L0 + "linear_attn.out_proj", bits, size))
 
 
-def test_bits_are_inferred_where_the_config_is_silent(tmp_path):
+def test_case_27_bits_follow_the_packed_width_where_the_config_is_silent(tmp_path):
     formats = {"mlp.gate": (8, 64), "mlp.shared_expert_gate": (8, 32), "lm_head": (8, 64)}
     _, folder = build(tmp_path, {"quantization": {"mode": "affine"}}, formats=formats)
     with Checkpoint.open(folder) as checkpoint:
@@ -163,7 +163,7 @@ def test_bits_are_inferred_where_the_config_is_silent(tmp_path):
     assert (found["layers.0.router"], found["layers.0.shared_gate"], found["lm_head"], found["embed"]) == ("b8_g64", "b8_g32", "b8_g64", "b4_g64")
 
 
-def test_the_router_is_inferred_without_an_override(tmp_path):
+def test_case_27_the_router_is_inferred_without_an_override(tmp_path):
     _, folder = build(tmp_path, formats={"mlp.gate": (8, 64), "mlp.shared_expert_gate": (8, 64)})
     with Checkpoint.open(folder) as checkpoint:
         assert {g.name: g.bits for g in checkpoint.layout()}["layers.0.router"] == 8
@@ -176,7 +176,7 @@ NORMS = ["final_norm", "layers.0.input_norm", "layers.1.post_norm", "layers.1.q_
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("with_mtp", [False, True])
-def test_norms_gain_their_one_by_the_layout_of_the_convolution(tmp_path, raw, with_mtp):
+def test_case_25_norms_gain_their_one_by_the_layout_of_the_convolution(tmp_path, raw, with_mtp):
     config = mini_config()
     tensors = mini_tensors(config, raw=raw)
     stored = dict(tensors)
@@ -196,7 +196,7 @@ def test_norms_gain_their_one_by_the_layout_of_the_convolution(tmp_path, raw, wi
         np.testing.assert_array_equal(checkpoint.plain("layers.0.A_log"), np.frombuffer(tensors[specs["layers.0.A_log"].tensor][2], "<f4"))
 
 
-def test_mixed_convolution_layouts_are_refused(tmp_path):
+def test_case_25_mixed_convolution_layouts_are_refused(tmp_path):
     config = mini_config(num_hidden_layers=3)
     tensors = mini_tensors(config)
     name = PREFIX + "layers.2.linear_attn.conv1d.weight"
@@ -272,7 +272,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("change, says", [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_named(tmp_path, change, says):
+def test_case_27_a_fault_names_tensor_shape_and_expectation(tmp_path, change, says):
     config = mini_config()
     tensors = mini_tensors(config)
     change(tensors, config)
@@ -322,7 +322,7 @@ def test_progress_grows_to_the_total(tmp_path, monkeypatch):
     assert done == sorted(done) and done[-1] == total and {call[1] for call in calls} == {total}
 
 
-def test_a_file_cut_after_opening(tmp_path, monkeypatch):
+def test_case_29_a_file_cut_after_opening(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "BATCH_BYTES", 4096)
     folder = mini_checkpoint(tmp_path / "m")
     with Checkpoint.open(folder) as checkpoint:

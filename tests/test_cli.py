@@ -7,16 +7,16 @@ import pytest
 
 import lily
 from lily import cli
-from lily.errors import CheckpointError, RequestError
+from lily.errors import CheckpointError
 
 REPLY = SimpleNamespace(text="Paris", reasoning="hm", tool_calls=(), finish_reason="stop", usage={"prompt_tokens": 3}, token_ids=(1, 2))
 
 
 class Straw:
-    """Records what it was asked; answers in two pieces, or as `answers` says."""
+    """Records what it was asked; answers with the pieces of `answer`."""
 
     def __init__(self):
-        self.calls, self.messages, self.answers = [], [], []
+        self.calls, self.answer = [], ["Par", "is"]
 
     def load(self, model, device=None):
         self.calls.append(("load", model, device))
@@ -28,26 +28,15 @@ class Straw:
         self.calls.append(("generate", prompt, keywords))
         return REPLY
 
-    def session(self):
-        return self
-
-    def reset(self):
-        self.messages.clear()
-
     def stream(self, prompt, **keywords):
         self.calls.append(("stream", prompt, keywords))
-        answer = self.answers.pop(0) if self.answers else ["Par", "is"]
-        if isinstance(answer, RequestError):
-            raise answer
-        return self._pieces(prompt, answer)
+        return self._pieces()
 
-    def _pieces(self, prompt, answer):
-        for text in answer:
+    def _pieces(self):
+        for text in self.answer:
             if text is KeyboardInterrupt:
                 raise KeyboardInterrupt
             yield SimpleNamespace(text=text)
-        if isinstance(prompt, list):
-            self.messages += prompt
 
 
 @pytest.fixture
@@ -57,19 +46,9 @@ def straw(monkeypatch):
     return model
 
 
-def run(monkeypatch, capsys, *arguments, lines=None):
+def run(monkeypatch, capsys, *arguments):
     """Exit code, standard output and standard error of `lily ARGUMENTS`."""
     monkeypatch.setattr("sys.argv", ["lily", *arguments])
-    if lines is not None:
-        source = iter(lines)
-
-        def read(prompt=""):
-            line = next(source, EOFError)
-            if isinstance(line, type):
-                raise line
-            return line
-
-        monkeypatch.setattr("builtins.input", read)
     with pytest.raises(SystemExit) as exit:
         cli.main()
     captured = capsys.readouterr()
@@ -128,28 +107,9 @@ def test_wrong_usage(monkeypatch, capsys, straw, arguments):
 
 
 def test_interrupt_of_a_generation(monkeypatch, capsys, straw):
-    straw.answers = [["Par", KeyboardInterrupt]]
+    straw.answer = ["Par", KeyboardInterrupt]
     code, out, err = run(monkeypatch, capsys, "generate", "x")
     assert code == 130 and out == "Par" and "Traceback" not in err
-
-
-def test_chat_keeps_the_session(monkeypatch, capsys, straw):
-    code, out, _ = run(monkeypatch, capsys, "chat", "--system", "s", lines=["one", "", "two", "/clear", "three"])
-    assert (code, out) == (0, "Paris\nParis\nParis\n")
-    asked = [call[1] for call in straw.calls if call[0] == "stream"]
-    system = {"role": "system", "content": "s"}
-    assert asked == [[system, {"role": "user", "content": "one"}], [{"role": "user", "content": "two"}], [system, {"role": "user", "content": "three"}]]
-
-
-def test_chat_interrupts_end_the_answer_only(monkeypatch, capsys, straw):
-    straw.answers = [["Par", KeyboardInterrupt], ["fine"]]
-    code, out, err = run(monkeypatch, capsys, "chat", lines=["one", KeyboardInterrupt, "two", "/quit", "never"])
-    assert (code, out) == (0, "Par\n\nfine\n") and "[stopped]" in err
-
-
-def test_chat_goes_on_after_a_refusal(monkeypatch, capsys, straw):
-    straw.answers = [RequestError("too long"), ["fine"]]
-    assert run(monkeypatch, capsys, "chat", lines=["one", "two"]) == (0, "fine\n", "lily: error: too long\n")
 
 
 def test_info(monkeypatch, capsys):

@@ -48,7 +48,7 @@ def test_whole_and_by_character(text, in_thought, reasoning, answer):
     assert pushed(list(text), in_thought) == (reasoning, answer)
 
 
-def test_a_tag_over_two_pieces():
+def test_case_20_a_tag_over_two_pieces():
     splitter = ReasoningSplitter(True)
     assert splitter.push("done</th") == ("done", "")
     assert splitter.in_thought

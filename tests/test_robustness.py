@@ -124,8 +124,8 @@ def test_stream_yields_before_the_generation_ends(model: Any) -> None:
     assert rest > 20 and first < time.perf_counter() - start - first
 
 
-def test_requests_from_other_threads_wait_for_their_turn(model: Any, goldens: list[dict[str, Any]]) -> None:
-    """Case 43: a first request from a thread other than the loading one; four parallel callers."""
+def test_case_43_requests_from_other_threads_wait_for_their_turn(model: Any, goldens: list[dict[str, Any]]) -> None:
+    """A first request from a thread other than the loading one; four parallel callers."""
     results: dict[int, list[int]] = {}
 
     def work(index: int) -> None:

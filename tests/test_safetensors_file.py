@@ -68,7 +68,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("content, says", [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
-def test_a_bad_file_is_refused(tmp_path, content, says):
+def test_case_29_a_bad_file_is_refused(tmp_path, content, says):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
@@ -195,7 +195,7 @@ def no_weights(folder):
     missing_shard, missing_shard_without_index, tensor_not_in_its_shard, tensor_in_another_shard, tensor_in_two_shards,
     shard_outside_the_folder, index_of_another_kind, broken_index, index_without_map, index_of_numbers, damaged_shard, no_weights,
 ])
-def test_bad_folders(tmp_path, build):
+def test_case_29_bad_folders_are_refused(tmp_path, build):
     expected = build(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         open_folder(tmp_path)

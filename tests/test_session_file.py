@@ -109,6 +109,14 @@ def test_a_path_that_cannot_be_written_or_read_is_an_error_with_the_path(model: 
         model.restore(path)
 
 
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", 5, None, ["x"]])
+def test_what_is_no_path_is_refused(model: Any, saved: Any, path: Any) -> None:
+    with pytest.raises(SessionFileError, match="not the path"):
+        saved[1].save(path)
+    with pytest.raises(SessionFileError, match="not the path"):
+        model.restore(path)
+
+
 def rewritten(path: Path, target: Path, **metadata: str | None) -> Path:
     """A copy with other metadata; None removes a key. The checksum is made right."""
     raw = path.read_bytes()

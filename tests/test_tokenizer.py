@@ -60,7 +60,7 @@ def streamed(decoder: StreamDecoder, ids):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_streams_never_show_half_a_character(text):
+def test_case_44_streams_never_show_half_a_character(text):
     ids = [token for byte in text.encode() for token in [byte_token(byte)]]
     pieces, rest = streamed(TOKENIZER.stream_decoder(), ids)
     assert "".join(pieces) == text and rest == ""
@@ -72,7 +72,7 @@ def byte_token(byte: int) -> int:
     return next(token for token in range(6135) if TOKENIZER.token_bytes(token) == bytes([byte]))
 
 
-def test_a_dangling_part_is_flushed_once():
+def test_case_44_a_dangling_part_is_flushed_once():
     decoder = TOKENIZER.stream_decoder()
     ids = [byte_token(byte) for byte in "😀".encode()[:3]]
     assert [decoder.push(token) for token in ids] == ["", "", ""]
@@ -80,7 +80,7 @@ def test_a_dangling_part_is_flushed_once():
     assert decoder.push(byte_token(65)) == "A"
 
 
-def test_an_impossible_byte_does_not_swallow_what_follows():
+def test_case_44_an_impossible_byte_does_not_swallow_what_follows():
     pieces, rest = streamed(TOKENIZER.stream_decoder(), [byte_token(0xF0), byte_token(65), byte_token(0xFF), byte_token(66)])
     assert "".join(pieces) + rest == "\ufffdA\ufffdB"
 

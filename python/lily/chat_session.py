@@ -66,7 +66,7 @@ class ChatSession:
                 text, reasoning, begun = text + piece.text, reasoning + piece.reasoning, True
                 calls += piece.finished_calls
                 yield piece
-        except Cancelled:
+        except (Cancelled, KeyboardInterrupt):
             failed = not begun
             raise
         except Exception:

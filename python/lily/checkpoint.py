@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -42,7 +42,7 @@ class Checkpoint:
         self._files = files
         self._plain = plain_tensors(config)
         expected = modules(config)
-        _refuse_unquantised(folder, config, tensors)
+        refuse_unquantised(str(folder), config, tensors)
         formats = {path: _module_format(module, tensors, config.quantization) for path, module in expected.items()}
         self.raw_norms = _check_plain(self._plain, tensors)
         self._tensors = _accounted(tensors, formats, self._plain)
@@ -143,10 +143,11 @@ def bf16_to_f32(raw: npt.NDArray[np.uint16]) -> Floats:
     return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
-def _refuse_unquantised(folder: Path, config: ModelConfig, tensors: Mapping[str, TensorEntry]) -> None:
+def refuse_unquantised(source: str, config: ModelConfig, tensors: Iterable[str]) -> None:
+    """Raises CheckpointError with the command that converts it. source: a folder or a Hub id."""
     if config.quantization is None and not any(name.endswith(".scales") for name in tensors):
-        raise CheckpointError("the checkpoint is not quantised", where=str(folder),
-                              fix=f"convert it: mlx_lm.convert --hf-path {folder} --mlx-path {folder.name}-4bit -q")
+        raise CheckpointError("the checkpoint is not quantised", where=source,
+                              fix=f"convert it: mlx_lm.convert --hf-path {source} --mlx-path {Path(source).name}-4bit -q")
 
 
 def _need(name: str, tensors: Mapping[str, TensorEntry], shape: tuple[int, ...]) -> TensorEntry:

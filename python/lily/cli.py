@@ -10,47 +10,16 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import click
 
 from .bench.command import bench
-from .errors import LilyError, RequestError
+from .cli_options import device_option, generation_keywords, generation_options, json_option, load_model, model_option
+from .errors import LilyError
 from .server.command import serve
-
-Decorator = Callable[[Any], Any]
-
-
-def _options(*options: Decorator) -> Decorator:
-    def apply(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
-
-
-_model_option: Decorator = click.option("--model", default="lily-tiny", show_default=True, metavar="M", help="lily-tiny, a folder, or a Hub id.")
-_device_option: Decorator = click.option("--device", default=None, metavar="D", help="metal, cpu or cuda; default: the best there is.")
-_json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_generation_options: Decorator = _options(
-    _model_option,
-    _device_option,
-    click.option("--max-tokens", type=int, default=None, metavar="N", help="At most N new tokens (2048)."),
-    click.option("--temperature", type=float, default=None, metavar="T", help="0 is greedy; default: the model's own."),
-    click.option("--top-p", type=float, default=None, metavar="P"),
-    click.option("--top-k", type=int, default=None, metavar="K"),
-    click.option("--min-p", type=float, default=None, metavar="P"),
-    click.option("--seed", type=int, default=None, metavar="S", help="Makes sampling repeatable."),
-    click.option("--repetition-penalty", type=float, default=None, metavar="R", help="1 is off."),
-    click.option("--presence-penalty", type=float, default=None, metavar="P", help="0 is off."),
-    click.option("--frequency-penalty", type=float, default=None, metavar="P", help="0 is off."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before TEXT; may be repeated."),
-    click.option("--thinking/--no-thinking", "enable_thinking", default=None, help="Default: what the model's template does."),
-    click.option("--thinking-budget", type=int, default=None, metavar="N", help="Close the thought after N tokens."),
-    click.option("--option", "switches", multiple=True, metavar="NAME=off", help="Switch an optimisation (ExecutionOptions)."),
-)
+from .terminal_chat import chat
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,23 +30,23 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("prompt")
-@_generation_options
+@generation_options
 @click.option("--system", default=None, metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Plain completion, without the chat template.")
-@_json_option
+@json_option
 def generate(prompt: str, model: str, device: str | None, system: str | None, raw: bool, as_json: bool, **settings: Any) -> None:
     """Answer PROMPT (`-` reads it from standard input)."""
     if prompt == "-":
         prompt = sys.stdin.read()
     if system is not None and raw:
         raise click.UsageError("--system needs the chat template; leave --raw out")
-    keywords = _keywords(settings)
+    keywords = generation_keywords(settings)
     if raw:
         keywords["raw"] = True
     request: Any = prompt
     if system is not None:
         request = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-    loaded = _load(model, device)
+    loaded = load_model(model, device)
     if as_json:
         reply = loaded.generate(request, **keywords)
         fields = ("text", "reasoning", "tool_calls", "finish_reason", "usage", "token_ids")
@@ -89,65 +58,8 @@ def generate(prompt: str, model: str, device: str | None, system: str | None, ra
 
 
 @cli.command()
-@_generation_options
-@click.option("--system", default=None, metavar="TEXT", help="A system message for the whole conversation.")
-def chat(model: str, device: str | None, system: str | None, **settings: Any) -> None:
-    """Talk to the model. Ctrl-C stops an answer, `/clear` forgets the conversation, Ctrl-D or `/quit` ends it."""
-    keywords = _keywords(settings)
-    session = _load(model, device).session()
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    for line in _lines():
-        if line == "/quit":
-            break
-        if line == "/clear":
-            session.reset()
-            continue
-        turn = [*([] if session.messages else opening), {"role": "user", "content": line}]
-        try:
-            _show(session.stream(turn, **keywords))
-        except RequestError as error:  # such as a conversation that outgrew the context: the next turn may be fine
-            click.echo(f"lily: error: {error}", err=True)
-
-
-def _show(pieces: Iterator[Any]) -> None:
-    """Print an answer as it comes; an interrupt ends the answer, not the program, and the session keeps what was said."""
-    try:
-        for piece in pieces:
-            click.echo(piece.text, nl=False)
-    except KeyboardInterrupt:
-        click.echo(" [stopped]", nl=False, err=True)
-    finally:
-        close = getattr(pieces, "close", None)
-        if close is not None:
-            close()
-    click.echo()
-
-
-def _lines() -> Iterator[str]:
-    """Lines of the user, without empty ones, until the end of the input."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        try:
-            import readline  # noqa: F401  (line editing and history for input())
-        except ImportError:
-            pass
-    while True:
-        try:
-            line = input("> " if interactive else "").strip()
-        except EOFError:
-            if interactive:
-                click.echo()
-            return
-        except KeyboardInterrupt:
-            click.echo()
-            continue
-        if line:
-            yield line
-
-
-@cli.command()
-@_model_option
-@_json_option
+@model_option
+@json_option
 def info(model: str, as_json: bool) -> None:
     """Describe a model's checkpoint and the devices of this machine, without loading the weights."""
     from .checkpoint import Checkpoint
@@ -182,8 +94,8 @@ def info(model: str, as_json: bool) -> None:
 
 
 @cli.command()
-@_device_option
-@_json_option
+@device_option
+@json_option
 @click.option("--save", default=None, metavar="FILE", type=click.File("w", encoding="utf-8", lazy=False), help="Also write the JSON to FILE.")
 def doctor(device: str | None, as_json: bool, save: TextIO | None) -> None:
     """Compile every kernel, run the self-tests and the built-in goldens, and report on this machine.
@@ -207,7 +119,7 @@ def doctor(device: str | None, as_json: bool, save: TextIO | None) -> None:
 @click.option("--chunk", type=int, default=None, metavar="N", help="Prompt rows per chunk.")
 @click.option("--option", "switches", multiple=True, metavar="NAME=off", help="Switch an optimisation (ExecutionOptions).")
 @click.option("--svg", default=None, metavar="FILE", type=click.File("w", encoding="utf-8"), help="Also draw the timeline.")
-@_json_option
+@json_option
 def plan(dims: str, phase: str, context: int, chunk: int | None, switches: tuple[str, ...], svg: TextIO | None, as_json: bool) -> None:
     """Show what a pass launches, reads and writes; needs no weights and no GPU."""
     from .options import ExecutionOptions
@@ -237,28 +149,8 @@ def random_checkpoint(out: str, dims: str, layers: int | None, seed: int, tokeni
 
 
 cli.add_command(bench)
+cli.add_command(chat)
 cli.add_command(serve)
-
-
-def _load(model: str, device: str | None) -> Any:
-    import lily
-
-    return lily.Model.load(model, device=device)
-
-
-def _keywords(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `Model.generate` for the options that were given."""
-    given = {name: value for name, value in settings.items() if value is not None and name not in ("switches", "stop")}
-    if settings["stop"]:
-        given["stop"] = list(settings["stop"])
-    if settings["switches"]:
-        from .options import ExecutionOptions
-
-        try:
-            given["options"] = ExecutionOptions.from_pairs(list(settings["switches"]))
-        except RequestError as error:
-            raise click.UsageError(str(error)) from error
-    return given
 
 
 def _devices() -> list[Any]:

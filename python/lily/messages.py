@@ -1,6 +1,7 @@
 """Validation of chat messages and tools, before a template sees them: clear refusals, and one normal form.
 
 The normal form: every content is a string (or None where an assistant only calls tools), every call's arguments an object.
+OpenAI's older `function_call` and role `function` become calls and results of tools.
 """
 
 from __future__ import annotations
@@ -79,11 +80,13 @@ def _message(message: object, where: str) -> dict[str, _Json]:
     if not isinstance(message, Mapping):
         raise RequestError(f"must be an object with role and content, got {type(message).__name__}", where=where)
     role = message.get("role")
+    if role == "function":  # OpenAI's older name of a result
+        role = "tool"
     if not isinstance(role, str) or role not in ROLES:
         raise RequestError(f"unknown role {role!r}", where=where, fix=f"use one of {', '.join(ROLES)}")
-    calls = message.get("tool_calls") if role == "assistant" else None
-    rest = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
-    normal: dict[str, _Json] = json_copy(rest, where)
+    calls, old_call = (message.get("tool_calls"), message.get("function_call")) if role == "assistant" else (None, None)
+    rest = {key: value for key, value in message.items() if key not in ("content", "tool_calls", "function_call")}
+    normal: dict[str, _Json] = {**json_copy(rest, where), "role": role}
     content = _content(message.get("content"), f"{where}.content")
     if role == "assistant":
         reasoning = message.get("reasoning_content")
@@ -96,6 +99,8 @@ def _message(message: object, where: str) -> dict[str, _Json]:
             content = content.lstrip("\n")
         if calls:
             normal["tool_calls"] = _calls(calls, f"{where}.tool_calls")
+        elif old_call is not None:
+            normal["tool_calls"] = [_call(old_call, f"{where}.function_call")]
         elif content is None and not reasoning:
             raise RequestError("an assistant message needs content or tool_calls", where=where)
     elif content is None:

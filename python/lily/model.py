@@ -21,7 +21,7 @@ from .generation import Request, TextAssembler, build_request, token_ids
 from .gpu import Gpu
 from .logprobs import TokenLogprob, token_logprob
 from .memory import checked_cache_bytes
-from .model_files import BUILT_IN, resolve
+from .model_files import BUILT_IN, model_name, resolve
 from .options import ExecutionOptions
 from .prefix_cache import CacheInfo
 from .progress import Progress, TerminalBar
@@ -59,11 +59,12 @@ class Model:
     @classmethod
     def load(
         cls, model: str | Path = BUILT_IN, *, device: str | None = None, progress: Progress | None = None, context: int | None = None,
-        cache_bytes: int | None = None,
+        cache_bytes: int | None = None, revision: str | None = None,
     ) -> Model:
         """Loads a checkpoint in MLX 4-bit layout.
 
         model: "lily-tiny" (embedded), a folder, or a Hub id with the `hub` extra. device: None (the system's default), "metal", "cpu" or "cuda".
+        revision: branch, tag or commit of a Hub id; only the files that are needed are fetched, and the cache works offline.
         progress(bytes_done, total): called while weights are read; by default a bar on a terminal.
         context: tokens that prompt and answer may take together; by default the model's limit, or what fits into memory.
         cache_bytes: GPU memory for the prefix cache, 0 = none; by default half of what the weights and a session of moderate
@@ -72,13 +73,13 @@ class Model:
         numbers, before anything is allocated), RequestError for keywords of a wrong kind.
         """
         cache_bytes = checked_cache_bytes(cache_bytes)
-        folder = resolve(model)
+        folder = resolve(model, revision)
         bar = TerminalBar("loading weights", "B")
         try:
             with Checkpoint.open(folder, progress or bar) as checkpoint:
                 tokenizer = Tokenizer.from_folder(folder, checkpoint.config.eos_ids)
                 template = ChatTemplate.from_folder(folder, tokenizer)
-                return cls(Engine(checkpoint, Gpu(device), context=context, cache_bytes=cache_bytes), tokenizer, template, folder.name)
+                return cls(Engine(checkpoint, Gpu(device), context=context, cache_bytes=cache_bytes), tokenizer, template, model_name(model, folder))
         finally:
             bar.close()
 

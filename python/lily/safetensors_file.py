@@ -76,7 +76,7 @@ def open_folder(folder: Path) -> tuple[list[SafetensorsFile], dict[str, TensorEn
     two shards.
     """
     index_path = folder / INDEX_NAME
-    placed = _read_index(index_path) if index_path.is_file() else {}
+    placed = read_index(index_path) if index_path.is_file() else {}
     names = sorted(set(placed.values())) if index_path.is_file() else _file_names(folder)
     files: list[SafetensorsFile] = []
     tensors: dict[str, TensorEntry] = {}
@@ -179,7 +179,8 @@ def _check_cover(path: Path, entries: list[TensorEntry], start: int, size: int) 
         raise _bad(path, f"{size - position} bytes follow the last tensor{last}")
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor names to file names of an index. Raises CheckpointError for anything but plain names of the same folder."""
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except OSError as error:

@@ -92,7 +92,7 @@ def save(session: Session, path: str | Path, messages: Sequence[dict[str, Any]] 
 
     Raises SessionFileError when it cannot be written, DeviceError when the state cannot be read.
     """
-    path = Path(path)
+    path = _checked_path(path)
     engine = session.engine
     store = SnapshotStore(engine.gpu, engine.config)
     tokens = list(session.tokens)
@@ -161,6 +161,16 @@ def _data(session: Session, store: SnapshotStore, tokens: list[int], states: lis
             at += nbytes
 
 
+def _checked_path(path: object) -> Path:
+    """Raises SessionFileError for what no file can be called."""
+    try:
+        if b"\0" not in os.fsencode(path):  # type: ignore[arg-type]
+            return Path(os.fsdecode(path))  # type: ignore[arg-type]
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise SessionFileError("is not the path of a file", where=ascii(path)[:80], fix="give a string or a pathlib.Path")
+
+
 def _sync_folder(folder: Path) -> None:
     """Makes the new name durable."""
     handle = os.open(folder, os.O_RDONLY)
@@ -189,7 +199,7 @@ def restore(session: Session, path: str | Path) -> list[dict[str, Any]]:
     Raises SessionFileError when the file is missing or damaged, or was saved with another checkpoint, config or version;
     ContextLengthError when it is longer than the model's context; DeviceError as for a prompt of that length.
     """
-    path = Path(path)
+    path = _checked_path(path)
     engine = session.engine
     try:
         file = read_file(path)

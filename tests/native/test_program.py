@@ -48,7 +48,7 @@ def test_barriers_order_dispatches(kernels: Any, concurrent: bool) -> None:
     assert (words(buffer) == chain_result(5)).all()
 
 
-def test_long_programs_are_cut_at_barriers(kernels: Any) -> None:
+def test_case_39_long_programs_are_cut_at_barriers(kernels: Any) -> None:
     buffer = kernels.device.buffer(256)
     words(buffer)[:] = 2
     device = native.Device()  # its own cost rate
@@ -117,7 +117,7 @@ def test_mistakes_are_refused_when_recording(kernels: Any, change: dict[str, Any
         native.Program(kernels.device, [kernels.dispatch("add_one", bindings, 1, **change)])
 
 
-def test_a_fault_is_a_device_error_and_the_device_lives(kernels: Any) -> None:
+def test_case_39_a_fault_is_a_device_error_and_the_device_lives(kernels: Any) -> None:
     from lily.errors import DeviceError
 
     buffer = kernels.device.buffer(256)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
-if any(find_spec(name) is None for name in ("starlette", "sse_starlette", "uvicorn", "prometheus_client", "httpx")):
-    collect_ignore_glob = ["test_*.py"]  # the server extra is not installed
+if any(find_spec(name) is None for name in ("starlette", "sse_starlette", "uvicorn", "prometheus_client", "httpx", "openai", "anthropic")):
+    collect_ignore_glob = ["test_*.py"]  # the extra `test` is not installed
 else:
     import httpx
 
@@ -38,6 +39,13 @@ def url(served: tuple[FakeModel, str], fake: FakeModel) -> str:
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tiny(model: Any) -> Iterator[str]:
+    """A server around the embedded model."""
+    with live(model) as address:
+        yield address
 
 
 @pytest.fixture

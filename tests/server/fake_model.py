@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 import lily
 from lily import Piece, Usage
 from lily.chat import ChatTemplate
@@ -20,6 +18,7 @@ from lily.reasoning import ReasoningSplitter
 from lily.reply import CallReader
 from lily.sampling import SAMPLING_KEYWORDS, with_defaults
 from lily.server import create_app
+from lily.server.serving import Server
 from lily.stop_strings import normal_stops
 from lily.tokenizer import Tokenizer
 from lily.tool_choice import plan_tools
@@ -102,10 +101,10 @@ class FakeModel:
 
 
 @contextlib.contextmanager
-def live(model: Any, **settings: Any) -> Iterator[str]:
-    """The address of a uvicorn server on 127.0.0.1 around the model."""
+def live(model: Any, *, grace: float = 5, **settings: Any) -> Iterator[str]:
+    """The address of a server on 127.0.0.1 around the model. `grace`: seconds in which answers may finish at its end."""
     app = create_app(model, **{"name": "lily-tiny", **settings})
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5))
+    server = Server(app, grace=grace, host="127.0.0.1", port=0, log_level="warning")
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

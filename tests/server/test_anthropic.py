@@ -48,6 +48,23 @@ def test_thinking(anthropic_client, fake):
     assert shape(final(anthropic_client, max_tokens=2048, thinking=thinking)) == shape(whole)
 
 
+def test_case_20_a_run_cut_inside_the_thought_is_all_thinking(anthropic_client, fake):
+    fake.thinks, fake.reason, fake.script = True, "length", lambda call: ["Let me", " see.</th"]
+    asked = {"max_tokens": 2048, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = create(anthropic_client, **asked)
+    assert [(block.type, block.thinking) for block in whole.content] == [("thinking", "Let me see.</th")] and whole.stop_reason == "max_tokens"
+    assert shape(final(anthropic_client, **asked)) == shape(whole)
+
+
+def test_case_22_no_user_message_is_a_400(anthropic_client):
+    history = [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "weather", "input": {}}]},
+               {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "sunny"}]}]
+    with pytest.raises(anthropic.BadRequestError, match="no user message"):
+        create(anthropic_client, messages=history, tools=[WEATHER])
+    with pytest.raises(anthropic.BadRequestError, match="no user message"):
+        final(anthropic_client, messages=history, tools=[WEATHER])
+
+
 def test_case_12_tools_round_trip(anthropic_client, fake):
     fake.script = lambda call: list(f"I look.\n\n{CALL}\n{CALL}\n")
     whole = create(anthropic_client, tools=[WEATHER])

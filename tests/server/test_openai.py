@@ -29,9 +29,12 @@ def test_chat(openai_client, fake):
     assert {name: call[name] for name in ("temperature", "max_tokens", "top_p", "seed", "stop", "top_k", "min_p")} == {
         "temperature": 0, "max_tokens": 7, "top_p": 0.5, "seed": 3, "stop": ["x"], "top_k": 4, "min_p": 0.1}
     assert call["prompt"] == USER
+
+
+def test_case_48_an_explicit_zero_reaches_the_model_and_so_does_every_other_setting(openai_client, fake):
     create(openai_client, presence_penalty=0, frequency_penalty=0.5, logit_bias={"5": -3}, logprobs=True, top_logprobs=2, parallel_tool_calls=False,
            response_format={"type": "json_object"}, extra_body={"repetition_penalty": 1.2, "thinking_budget": 7})
-    call = fake.calls[1]  # an explicit 0 too (case 48)
+    call = fake.calls[0]
     assert {name: call[name] for name in ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "parallel_tool_calls", "response_format",
                                           "repetition_penalty", "thinking_budget")} == {
         "presence_penalty": 0, "frequency_penalty": 0.5, "logit_bias": {"5": -3}, "logprobs": True, "top_logprobs": 2, "parallel_tool_calls": False,
@@ -60,6 +63,15 @@ def test_thought_is_apart_from_the_answer(openai_client, fake):
     create(openai_client, extra_body={"enable_thinking": True})
     create(openai_client, reasoning_effort="none")
     assert [call.get("enable_thinking") for call in fake.calls] == [None, None, False, True, False]
+
+
+def test_case_20_a_run_cut_inside_the_thought_is_all_reasoning(openai_client, fake):
+    fake.thinks, fake.reason, fake.script = True, "length", lambda call: ["Let me", " see.</th"]
+    choice = create(openai_client).choices[0]
+    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == ("Let me see.</th", "", "length")
+    chunks = [chunk.choices[0] for chunk in create(openai_client, stream=True)]
+    assert "".join(getattr(chunk.delta, "reasoning_content", None) or "" for chunk in chunks) == "Let me see.</th"
+    assert not any(chunk.delta.content for chunk in chunks) and chunks[-1].finish_reason == "length"
 
 
 def test_case_12_calls_streamed_one_character_at_a_time(openai_client, fake):

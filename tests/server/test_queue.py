@@ -1,16 +1,17 @@
-"""The queue: order, bound, disconnects, faults, the end (cases 37 and 41 to 43)."""
+"""The queue: order, bound, disconnects, faults (cases 37 and 41 to 43)."""
 
-import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from lily.errors import DeviceError
-from lily.server.errors import ApiError
-from lily.server.worker import Worker
+from lily.server import sse
+from lily.server import worker as worker_module
 from tests.server.fake_model import FakeModel, live, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -126,6 +127,41 @@ def test_a_full_queue_is_429_with_retry_after():
         assert http.post(CHAT, json=body()).status_code == 200
 
 
+def test_a_client_that_is_refused_comes_again_when_it_was_told(monkeypatch):
+    """The official clients obey Retry-After."""
+    monkeypatch.setattr(worker_module, "_FIRST_GUESS_SECONDS", 0.5)
+    fake, gate = FakeModel(), threading.Event()
+    fake.script = lambda call: (gate.wait(10) and "ok" for _ in range(1))
+    with live(fake, queue_size=0) as url, ThreadPoolExecutor(2) as pool:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as strict, openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=5) as patient:
+            running = pool.submit(strict.chat.completions.create, model="lily-tiny", messages=body()["messages"])
+            wait_until(lambda: fake.running == 1)
+            with pytest.raises(openai.RateLimitError) as caught:
+                strict.chat.completions.create(model="lily-tiny", messages=body()["messages"])
+            assert caught.value.code == "queue_full" and caught.value.response.headers["retry-after"] == "1"
+            with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as other, pytest.raises(anthropic.RateLimitError):
+                other.messages.create(model="lily-tiny", max_tokens=5, messages=body()["messages"])
+            again = pool.submit(patient.chat.completions.create, model="lily-tiny", messages=body()["messages"])
+            time.sleep(0.2)
+            gate.set()
+            assert running.result().choices[0].message.content == again.result().choices[0].message.content == "ok"
+
+
+def test_comments_keep_a_waiting_connection_alive(http, url, fake, monkeypatch):
+    """While others run, and inside a long prefill chunk; the official clients read over them."""
+    monkeypatch.setattr(sse, "_PING_SECONDS", 0.05)
+    fake.chunks, fake.chunk_seconds = 2, 0.3
+    with http.stream("POST", CHAT, json=body(stream=True)) as response:
+        lines = [line for line in response.iter_lines() if line]
+    first = next(number for number, line in enumerate(lines) if line.startswith(": prefill"))
+    assert sum(line.startswith(": ping") for line in lines[:first]) >= 2
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        chunks = client.chat.completions.create(model="lily-tiny", messages=body()["messages"], stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world."
+    with anthropic.Anthropic(base_url=url, api_key="x") as client, client.messages.stream(model="lily-tiny", max_tokens=5, messages=body()["messages"]) as stream:
+        assert "".join(stream.text_stream) == "Hello, world."
+
+
 def test_prefill_progress_comes_as_comments(http, fake):
     fake.chunks = 4
     with http.stream("POST", CHAT, json=body(stream=True)) as response:
@@ -180,47 +216,6 @@ def test_case_41_a_dead_worker_fails_everyone_and_health():
         assert health.status_code == 503 and health.json()["status"] == "unhealthy"
         assert "lily_healthy 0.0" in http.get("/metrics").text
         assert http.post(CHAT, json=body()).status_code == 503
-
-
-def test_shutdown_lets_a_running_answer_finish_and_then_refuses():
-    def workers():
-        return sum(thread.name == "lily-generation" for thread in threading.enumerate())
-
-    fake, before = FakeModel(), workers()
-    fake.script, fake.step_seconds = lambda call: ["a"] * 20, 0.02
-    with ThreadPoolExecutor(1) as pool:
-        with live(fake) as url:
-            running = pool.submit(httpx.post, url + CHAT, json=body(stream=True))
-            wait_until(lambda: fake.steps > 2)
-        assert running.result().text.rstrip().endswith("data: [DONE]")
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(url + "/health")
-    assert workers() == before
-
-
-def test_shutdown_cancels_what_does_not_end():
-    fake = FakeModel()
-    fake.script, fake.step_seconds = endless, 0.02
-
-    async def scenario():
-        worker = Worker(4)
-        worker.start()
-        first, second = worker.admit(), worker.admit()
-        worker.enqueue(first, fake.stream("x", raw=True, progress=first.progress))
-        worker.enqueue(second, fake.stream("x", raw=True, progress=second.progress))
-        async for _ in first.updates():
-            if fake.steps > 1:
-                break
-        await asyncio.to_thread(worker.close)
-        with pytest.raises(ApiError) as caught:
-            async for _ in second.updates():
-                pass
-        assert caught.value.status == 503
-        with pytest.raises(ApiError):
-            worker.admit()
-
-    asyncio.run(scenario())
-    assert fake.closed == 1 and fake.running == 0
 
 
 def test_many_clients_with_random_disconnects(http, url, fake):

@@ -4,7 +4,9 @@ import json
 import string
 import sys
 
+import anthropic
 import httpx
+import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -93,6 +95,13 @@ def test_body_limit():
             assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
         assert client.post("/v1/messages", content=iter([b"x" * 600] * 3)).json()["error"]["type"] == "request_too_large"
         assert client.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 900}]}).status_code == 200
+        large = [{"role": "user", "content": "x" * 2000}]
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as other, pytest.raises(openai.APIStatusError) as caught:
+            other.chat.completions.create(model="lily-tiny", messages=large)
+        assert caught.value.status_code == 413 and caught.value.code == "request_too_large"
+        with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as other, pytest.raises(anthropic.APIStatusError) as caught:
+            other.messages.create(model="lily-tiny", max_tokens=5, messages=large)
+        assert caught.value.status_code == 413
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text(string.printable, max_size=5),
@@ -115,5 +124,6 @@ def test_the_command_says_which_extra_is_missing(monkeypatch):
     from lily.server.command import serve
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "lily.server.serving", raising=False)
     result = CliRunner().invoke(serve, [])
     assert result.exit_code == 1 and "lily-metal[server]" in result.output

@@ -7,9 +7,6 @@ from typing import Any
 
 import click
 
-# Beyond the time in which streams may finish, so that uvicorn does not cut what the server is still ending.
-_SHUTDOWN_SECONDS = 30
-
 
 @click.command()
 @click.option("--model", default="lily-tiny", show_default=True, metavar="M", help="lily-tiny, a folder, or a Hub id.")
@@ -30,16 +27,21 @@ def serve(model: str, device: str | None, name: str | None, host: str, port: int
     Ctrl-C lets running answers finish for half a minute; a second one ends at once.
     """
     try:
-        import uvicorn
-
         from . import create_app
+        from .serving import Server
     except ImportError as error:
         raise click.ClickException(f"the server needs the extra ({error.name} is missing): pip install 'lily-metal[server]'") from error
     if not api_key and not _is_local(host):
         click.echo(f"lily: warning: {host} can be reached by others and no --api-key is set", err=True)
     loaded = _load(model, device, context, cache_bytes)
     app = create_app(loaded, name=name or loaded.name, api_key=api_key or None, queue_size=queue_size, body_limit=body_limit)
-    uvicorn.run(app, host=host, port=port, log_level=log_level, timeout_graceful_shutdown=_SHUTDOWN_SECONDS)
+    server = Server(app, host=host, port=port, log_level=log_level)
+    try:
+        server.run()
+    except KeyboardInterrupt:  # uvicorn ends in order, then raises again what ended it
+        pass
+    if not server.started:
+        raise SystemExit(1)
 
 
 def _is_local(host: str) -> bool:

@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from .worker import Prefill, Ticket
 
-SHUTDOWN_GRACE_SECONDS = 25.0  # in which running answers may finish; uvicorn is given a little more
+SHUTDOWN_GRACE_SECONDS = 25.0  # in which answers may finish at the end of the server
+_NEVER_SECONDS = 3600.0  # the worker ends every stream with an error of its protocol; sse-starlette would just cut it
 _PING_SECONDS = 10
 # Line ends to Python's str.splitlines, which some clients use, though not to the standard.
 _OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
@@ -38,7 +39,7 @@ class AnswerStream(EventSourceResponse):
 
     def __init__(self, ticket: Ticket, events: AsyncIterator[ServerSentEvent], ahead: int) -> None:
         self._ticket = ticket
-        super().__init__(_with_opening(events, ahead), ping=_PING_SECONDS, sep="\n", shutdown_grace_period=SHUTDOWN_GRACE_SECONDS)
+        super().__init__(_with_opening(events, ahead), ping=_PING_SECONDS, sep="\n", shutdown_grace_period=_NEVER_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

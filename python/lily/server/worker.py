@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
+from ..errors import LilyError
 from ..reply import Piece
 from .errors import ApiError
 
@@ -22,6 +23,7 @@ log = logging.getLogger("lily.server")
 
 _FIRST_GUESS_SECONDS = 5.0  # of a generation, before one was measured
 _SMOOTHING = 0.2
+_ENDING = "the server is shutting down"
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,22 @@ class Worker:
             self._changed.notify()
             return ahead
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Ends: nobody is admitted, those who wait get 503, the generation that runs is cancelled. Blocks until it stopped."""
+    def stop(self) -> None:
+        """Ends without waiting: nobody is admitted, whoever runs or waits gets 503, the generation that runs is cancelled."""
         with self._changed:
+            if self._closed:
+                return
             self._closed = True
-            self._fail_waiting("the server is shutting down")
+            error = ApiError(503, _ENDING, code="shutting_down")
+            self._fail_waiting(error)
             if self._current is not None:
+                self._current.post(error)
                 self._current.cancel()
             self._changed.notify()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """`stop`, and blocks until the thread has ended."""
+        self.stop()
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
@@ -163,7 +173,7 @@ class Worker:
 
     def _refuse_if_down(self) -> None:
         if self._closed:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+            raise ApiError(503, _ENDING, code="shutting_down")
         if self.fault is not None:
             raise ApiError(503, f"the server cannot generate: {self.fault}", code="worker_died")
 
@@ -217,14 +227,15 @@ class Worker:
             if not self._closed:
                 self._death = reason
             current, self._current = self._current, None
+            error = ApiError(503, f"the request failed: {reason}", code="worker_died")
             if current is not None:
-                current.post(ApiError(503, f"the request failed: {reason}", code="worker_died"))
-            self._fail_waiting(reason)
+                current.post(error)
+            self._fail_waiting(error)
 
-    def _fail_waiting(self, reason: str) -> None:
+    def _fail_waiting(self, error: ApiError) -> None:
         while self._queue:
             ticket, pieces = self._queue.popleft()
-            ticket.post(ApiError(503, f"the request failed: {reason}", code="worker_died"))
+            ticket.post(error)
             _close(pieces)
 
 
@@ -233,5 +244,7 @@ def _close(pieces: Iterator[Piece]) -> None:
     if close is not None:
         try:
             close()
+        except LilyError as error:  # the device failed what a cancelled generation still had in flight
+            log.error("a request failed at its end: %s", error)
         except Exception:
             log.exception("a generation did not close cleanly")
