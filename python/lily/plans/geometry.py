@@ -121,7 +121,7 @@ def qk_norm_grid(heads: int, rows: int) -> Grid:
     return (_ceil(rows * heads * _QUAD, QK_NORM_THREADS), 1, 1)
 
 
-def prepare_grid(heads: int, rows: int, lanes: int) -> Grid:
+def prepare_grid(heads: int, rows: int, lanes: int = _QUAD) -> Grid:
     """attention_prepare.metal: `lanes` (head_lanes) a head of a row."""
     return (_ceil(rows * heads * lanes, PREPARE_THREADS), 1, 1)
 
