@@ -22,7 +22,7 @@ class Tuning:
     threadgroups over which its rows are shared at most (0 = by rows alone); out_rows: rows a threadgroup of the output projections;
     gate_up_columns: columns of an expert a threadgroup; head_lanes: lanes a head of attn_prepare (4 or 32); tile_keys: keys that a
     simdgroup of decode attention takes at a time (16, 32, 64); block_keys: keys of a block of its general split (128: 80 threadgroups
-    from 2,560 keys on at four packs of query heads)."""
+    from 2,560 keys on at four packs of query heads); fixed_blocks: blocks of D7."""
 
     small_threads: int = 64
     max_groups: int = 0
@@ -42,6 +42,7 @@ class Tuning:
     head_lanes: int = 4
     tile_keys: int = 64
     block_keys: int = 128
+    fixed_blocks: int = 128
 
 
 APPLE = Tuning()
@@ -54,7 +55,9 @@ FEW_CORES = Tuning(small_threads=32, max_groups=16, decode_threads=64, split_thr
 # 4,096 tokens: 0.86 ms for gate and up in 64-row tiles, 1.14 ms in 32-row tiles). More simdgroups than a decode step can fill, and memory
 # further away than their arithmetic takes: rows asked for early, small blocks of keys, a simdgroup a head (H200, 35B at 4,096 tokens, us a
 # launch with and without: input projection 9.3 / 16.5, head 109 / 173, split attention 16 / 28, attn_prepare 3.8 / 5.9, gdn_step 4.8 / 5.2).
-WIDE_TILES = Tuning(tile_rows=64, prefetch_rows=True, out_rows=8, team_groups=1056, step_blocks=8, head_lanes=32, tile_keys=32, block_keys=64)
+# 256 threadgroups of attention are all resident there, 512 are not: 64 blocks decode 412 tok/s at 32K, 128 blocks 389.
+WIDE_TILES = Tuning(tile_rows=64, prefetch_rows=True, out_rows=8, team_groups=1056, step_blocks=8, head_lanes=32, tile_keys=32, block_keys=64,
+                    fixed_blocks=64)
 TUNING = {"metal": APPLE, "cpu": FEW_CORES, "cuda": WIDE_TILES}
 
 
@@ -85,9 +88,8 @@ class Thresholds:
     # M5 Max) to save less. Above, a stage that reads over a megabyte must fill 40 cores twice.
     attention_split_min_keys: int = 256
     attention_max_blocks: int = 64
-    # D7: from here on a fixed number of equal blocks; the article switches at 32K.
+    # D7: from here on a fixed number of equal blocks (Tuning.fixed_blocks); the article switches at 32K.
     fixed_block_min_keys: int = 32768
-    fixed_blocks: int = 128
     # P4: chunks of 16 rows on matrix tiles win from one full chunk on (kRows in gdn_chunk.metal).
     chunked_gdn_min_rows: int = 16
     # P5: 2,048 rows keep the arena of the 35B below 200 MB and reach the flat part of the prefill curve (MLX-LM's choice).
@@ -155,7 +157,7 @@ def attention_blocks(context: int, fixed_blocks: bool = True, tuning: Tuning = A
     if context <= t.attention_split_min_keys:
         return 1
     if fixed_blocks and context >= t.fixed_block_min_keys:
-        return t.fixed_blocks
+        return tuning.fixed_blocks
     return min(t.attention_max_blocks, -(-context // tuning.block_keys))
 
 

@@ -6,7 +6,7 @@
 namespace lily::cuda {
 namespace {
 
-constexpr size_t kMaxEntries = 96;    // graphs kept
+constexpr size_t kMaxEntries = 512;   // graphs kept: a prompt's chunk is a dozen, and a process may take turns with several kinds of pass
 constexpr size_t kMaxSameShape = 48;  // beyond so many of one shape, the oldest is given new contents instead
 constexpr size_t kMaxFanOut = 16;     // edges between two levels; more go through an empty node
 
