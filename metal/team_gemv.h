@@ -5,8 +5,9 @@
 // of simdgroups) meet in threadgroup memory, one exchange for kPassRows rows, and then one thread finishes each output, epilogue included.
 //
 // threads = 32 if k <= 1024 (then 8 to 32 lanes share a row), else ceil(k / 1024) simdgroups, up to what the kernel allows
-// (a longer row is taken in steps); lane_blocks() times as long with more blocks a thread. Any grid.x is right: threadgroups take equal shares of the outputs. kPassRows rows
-// each fill a GPU; a CPU is better off with a few threadgroups per worker. (python/lily/plans holds the same figures.)
+// (a longer row is taken in steps); lane_blocks() times as long with more blocks a thread. Any grid.x is right: threadgroups
+// take equal shares of the outputs. kPassRows rows each fill a GPU; a CPU is better off with a few threadgroups per worker.
+// (python/lily/plans holds the same figures.)
 #pragma once
 #include "quant.h"
 
