@@ -5,6 +5,8 @@
 Each engine runs in a process of its own interpreter (Lily in this one's) and is timed from inside: prefill = prompt to first
 token, decode = the tokens after it. MLX-LM runs its fastest direct path on a CPU, float32 activations. Lily runs without its
 prefix cache. Prompts are random token ids, new ones each round; both engines get the same ones. One process works at a time.
+Where the system says so (/proc), each timing notes what share of the machine other programs took; --quiet waits for a quiet machine
+before each round and repeats rounds that were disturbed by more than that share, up to --retries times in all.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from typing import Any
 
 LILY = """
@@ -59,12 +62,43 @@ class Worker:
         assert self.process.stdout is not None
         self.version = self.process.stdout.readline().split()[1]
 
-    def time(self, ids: list[int], tokens: int) -> tuple[float, float]:
+    def time(self, ids: list[int], tokens: int) -> tuple[float, float, float]:
+        """Prefill and decode rates, and the share of the machine that other programs took meanwhile."""
         assert self.process.stdin is not None and self.process.stdout is not None
+        before = busy_ticks() - process_ticks(self.process.pid), time.perf_counter()
         self.process.stdin.write(json.dumps([ids, tokens]) + "\n")
         self.process.stdin.flush()
         prefill, decode = json.loads(self.process.stdout.readline())
-        return prefill, decode
+        others = busy_ticks() - process_ticks(self.process.pid) - before[0]
+        return prefill, decode, max(0.0, others / os.sysconf("SC_CLK_TCK") / (time.perf_counter() - before[1]) / (os.cpu_count() or 1))
+
+
+def busy_ticks() -> int:
+    """Clock ticks that all programs have used since the start of the system; 0 where it does not say."""
+    try:
+        with open("/proc/stat", encoding="utf-8") as file:
+            user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    except OSError:
+        return 0
+    return user + nice + system + irq + softirq + steal
+
+
+def process_ticks(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return sum(map(int, file.read().rsplit(")", 1)[1].split()[11:13]))
+    except OSError:
+        return 0
+
+
+def wait_for_quiet(share: float, seconds: float = 20) -> None:
+    """Returns when other programs took less than `share` of the machine for a second, or after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        before = busy_ticks()
+        time.sleep(1)
+        if (busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1) < share:
+            return
 
 
 def summary(values: list[float]) -> dict[str, Any]:
@@ -79,6 +113,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quiet", type=float, metavar="SHARE", help="for example 0.1")
+    parser.add_argument("--retries", type=int, default=10)
     parser.add_argument("--json")
     args = parser.parse_args()
 
@@ -88,17 +124,26 @@ def main() -> None:
     workers = {"lily": Worker(sys.executable, LILY, args.model), "mlx_lm": Worker(args.mlx_python, MLX, args.model)}
     load = [os.getloadavg()[0]]
     rates: dict[str, dict[str, list[float]]] = {name: {"prefill": [], "decode": []} for name in workers}
-    for round_ in range(args.rounds + 1):
+    others: dict[str, list[float]] = {name: [] for name in workers}
+    done, repeated = -1, 0  # the first round warms up
+    while done < args.rounds:
         ids = [rng.randrange(args.vocab) for _ in range(args.prompt)]
-        for name, worker in workers.items():
-            prefill, decode = worker.time(ids, args.tokens)
-            if round_:  # the first round warms up
+        if args.quiet is not None:
+            wait_for_quiet(args.quiet)
+        timings = {name: worker.time(ids, args.tokens) for name, worker in workers.items()}
+        if done >= 0 and args.quiet is not None and repeated < args.retries and max(t[2] for t in timings.values()) > args.quiet:
+            repeated += 1
+            continue
+        done += 1
+        if done:
+            for name, (prefill, decode, share) in timings.items():
                 rates[name]["prefill"].append(prefill)
                 rates[name]["decode"].append(decode)
+                others[name].append(round(share, 3))
     result: dict[str, Any] = {
         "command": " ".join(["side_by_side.py", f"--prompt {args.prompt} --tokens {args.tokens} --rounds {args.rounds}"]),
         "model": os.path.basename(args.model.rstrip("/")), "cpu": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version(),
-        "load_average": [*load, os.getloadavg()[0]],
+        "load_average": [*load, os.getloadavg()[0]], "share_of_other_programs": others, "rounds_repeated": repeated,
         "versions": {name: worker.version for name, worker in workers.items()},
         "tokens_per_second": {name: {phase: summary(v) for phase, v in phases.items()} for name, phases in rates.items()},
     }
