@@ -19,7 +19,7 @@ from tests.server.traffic import ServerProcess, ask, requests_of_every_kind, ser
 CLIENTS = 8
 REQUESTS = requests_of_every_kind()
 SETTINGS = ("--cache-bytes", str(24 << 20))
-SIZES = [pytest.param(60, id="60"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
+SIZES = [pytest.param(30, id="30"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
